@@ -186,9 +186,8 @@ def example_page(path: Path, runs: bool) -> str:
 
 
 def run_example(path: Path) -> str:
-    """Run an example, draw its largest schedule or keep its first picture; return the output."""
+    """Run an example, draw its largest schedule, and return the output."""
     largest: list[Steps | Levels] = []
-    pictures: list[tuple[str, str | bytes]] = []
     out = io.StringIO()
 
     def noting(created: Any) -> Any:
@@ -199,13 +198,9 @@ def run_example(path: Path) -> str:
 
         return create
 
-    def keep(to: Path, picture: str | bytes) -> None:
-        pictures.append((Path(to).suffix, picture))
-
     with (
         mock.patch.object(Steps, "__init__", noting(Steps.__init__)),
         mock.patch.object(Levels, "__init__", noting(Levels.__init__)),
-        mock.patch("pyg_dynbatch.molecules.work.explain.write_picture", keep),
         mock.patch.object(sys, "argv", [str(path)]),
         TemporaryDirectory() as folder,
         chdir(folder),
@@ -214,11 +209,7 @@ def run_example(path: Path) -> str:
         runpy.run_path(str(path), run_name="__main__")
     stem = GENERATED / "examples" / path.stem
     stem.parent.mkdir(parents=True, exist_ok=True)
-    if pictures:
-        suffix, picture = pictures[0]
-        data = picture if isinstance(picture, bytes) else picture.encode()
-        stem.with_suffix(suffix).write_bytes(data)
-    elif largest:
+    if largest:
         draw_example(largest[0], stem.with_suffix(".svg"))
     return out.getvalue()
 

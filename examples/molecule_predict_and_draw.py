@@ -1,4 +1,4 @@
-"""Train on molecules that come with RDKit, predict ten others, and draw their explanations.
+"""Train on molecules that come with RDKit, predict ten others, and draw what matters in them.
 
 The target is the topological polar surface area, a sum over polar atoms, so nitrogen and oxygen
 should be coloured. The pictures are written to a temporary folder; choose a different one to keep
@@ -11,13 +11,14 @@ from pathlib import Path
 
 import lightning.pytorch as pl
 import torch
+from rdkit.Chem.Draw import SimilarityMaps
+from rdkit.Chem.Draw.rdMolDraw2D import MolDraw2DSVG
 from torch.utils.data import Subset
 
 from pyg_dynbatch.datasets import NCI, FeaturizeOptions
 from pyg_dynbatch.lightning import MoleculeProperty, OptimizerOptions, RateOptions
 from pyg_dynbatch.loader import MoleculeLoader
-from pyg_dynbatch.models import MoleculePredictor, MoleculeSchema, explain
-from pyg_dynbatch.molecules.work.explain import draw_attributions, write_picture
+from pyg_dynbatch.models import MoleculePredictor, MoleculeSchema
 
 logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
 pl.seed_everything(0, verbose=False)
@@ -47,23 +48,27 @@ quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": 
 trainer = pl.Trainer(max_epochs=8, accelerator="cpu", enable_model_summary=False, **quiet)
 trainer.fit(task, loader, val_loader)
 
-# 3. Ten new molecules: prediction, the most important atom, a picture.
+# 3. Ten new molecules: prediction, and the gradient times the features of each atom, which RDKit
+#    draws.
 predictor = MoleculePredictor([task])
-featurizer = predictor.featurizer
+featurizer, model = predictor.featurizer, task.model.eval()
 polar = 0
 with tempfile.TemporaryDirectory() as folder:
     for number in range(2000, 2010):
         smiles = nci.smiles(number)
-        found = explain(predictor, featurizer(smiles))
+        batch = predictor.collater([featurizer(smiles)])
+        batch.x.requires_grad_()
+        value = model.predicted(model(batch))[0, 0]
+        (gradient,) = torch.autograd.grad(value, batch.x)
+        weights = (gradient * batch.x).sum(1).tolist()
         mol = featurizer.prepare(smiles)
-        atom = mol.GetAtomWithIdx(int(found.leave_one_out.argmax()))
+        picture = MolDraw2DSVG(400, 400)
+        SimilarityMaps.GetSimilarityMapFromWeights(mol, weights, draw2d=picture)
+        picture.FinishDrawing()
+        Path(folder, f"{number}.svg").write_text(picture.GetDrawingText(), encoding="utf-8")
+        atom = mol.GetAtomWithIdx(max(range(len(weights)), key=weights.__getitem__))
         polar += atom.GetSymbol() in ("N", "O")
-        caption = f"TPSA {found.value:.1f}"
-        pairs = found.strongest_pairs(3)
-        picture = draw_attributions(mol, found.leave_one_out, pairs, caption=caption)
-        write_picture(Path(folder) / f"{number}.svg", picture)
-        true = float(nci.targets[number, 0])
         name = f"{atom.GetSymbol()}{atom.GetIdx()}"
-        print(f"{true:6.1f} {found.value:6.1f}  most: {name:<4} {smiles}")
+        print(f"{float(nci.targets[number, 0]):6.1f} {value.item():6.1f}  most: {name:<4} {smiles}")
     pictures = sorted(Path(folder).glob("*.svg"))
     print(f"pictures: {len(pictures)}, the most important atom is polar in {polar} of 10")

@@ -61,7 +61,7 @@ def test_help_names_every_command(argv: list[str], capsys) -> None:
     assert capsys.readouterr().out.strip() == __version__
     assert run(*argv) == 0
     said = capsys.readouterr().out
-    for command in ("fit", "predict", "ensemble", "featurize", "explain", "inspect"):
+    for command in ("fit", "predict", "ensemble", "featurize", "inspect"):
         assert re.search(rf"^    {command} ", said, re.MULTILINE)
     assert max(map(len, said.splitlines())) <= 100
 
@@ -77,9 +77,7 @@ assert "torch" not in sys.modules and "lightning" not in sys.modules
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize(
-    "command", ["ensemble", "inspect", "featurize", "explain", "predict --checkpoint x"]
-)
+@pytest.mark.parametrize("command", ["ensemble", "inspect", "featurize", "predict --checkpoint x"])
 def test_help_of_a_command(folder: Path, command: str, capsys) -> None:
     assert run(*command.split(), "--help") == 0
     option = "--checkpoints" if command == "ensemble" else "--output"

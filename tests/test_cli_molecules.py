@@ -1,4 +1,4 @@
-"""The console script on molecules: train, average, predict, featurize, explain, complain."""
+"""The console script on molecules: train, average, predict, featurize, complain."""
 
 import csv
 import io
@@ -180,9 +180,6 @@ def test_the_largest_molecule_can_be_chosen_again(folder: Path, checkpoint: str)
     assert "4 atoms, 10 pairs: more than max_atoms=3" in rows_of("out.csv")[2]["status"]
     assert run(*argv, "--max-atoms", "4") == 0
     assert rows_of("out.csv")[2]["status"] == "ok"
-    argv = ["explain", "--checkpoint", checkpoint, "--smiles", "CCO", "CC(=O)O", "--output", "o"]
-    assert run(*argv, "--max-atoms", "3") == 0
-    assert "more than max_atoms=3" in Path("o/report.html").read_text(encoding="utf-8")
 
 
 def test_no_molecule_at_all_still_writes_the_reasons(folder: Path, checkpoint: str, capsys) -> None:
@@ -241,35 +238,6 @@ def test_featurize_and_go_on(folder: Path, capsys) -> None:
     assert "bad rows: some/errors.csv" in capsys.readouterr().out
 
 
-def test_explain_leaves_pictures_tables_and_one_page(folder: Path, checkpoint: str, capsys) -> None:
-    argv = ["--input", "some.csv", "--output", "out", "--name-column", "name"]
-    assert run("explain", "--checkpoint", checkpoint, *argv, "--task", "second") == 0
-    assert "explained 2 molecules, 1 bad records" in capsys.readouterr().out
-    names = {path.name for path in Path("out").iterdir()}
-    pictures = {"row_000000.svg", "row_000002.svg"}
-    assert names == {"report.html", "atoms.csv", "pairs.csv"} | pictures
-    atoms = [(row["row"], row["element"]) for row in rows_of("out/atoms.csv")]
-    assert atoms[:4] == [("0", "C"), ("0", "C"), ("0", "O"), ("2", "C")]
-    page = Path("out/report.html").read_text(encoding="utf-8")
-    assert page.count("<svg") == 2
-    assert "broken" in page
-    assert "ring bond 1" in page
-    # Nothing is fetched: every address is the name of a format.
-    assert set(re.findall(r"https?://[^\s'\"<]+", page)) <= {
-        "http://www.w3.org/2000/svg",
-        "http://www.w3.org/1999/xlink",
-        "http://www.rdkit.org/xml",
-    }
-    assert not re.search(r"<(?:script|link|img)\b", page)
-
-
-def test_explain_given_smiles_as_png(folder: Path, checkpoint: str, capsys) -> None:
-    argv = ["--smiles", "CCO", "CCN", "CCC", "--output", "out", "--method", "gradient"]
-    assert run("explain", "--checkpoint", checkpoint, *argv, "--picture", "png", "--most", "2") == 0
-    assert "stopped after 2 records" in capsys.readouterr().out
-    assert Path("out/row_000001.png").read_bytes().startswith(b"\x89PNG")
-
-
 def test_featurize_with_texts_that_mean_a_missing_label(folder: Path) -> None:
     (folder / "marked.csv").write_text("smiles,y\nCO,?\nC,1\n", encoding="utf-8")
     argv = ["featurize", "--input", "marked.csv", "--output", "packed", "--targets", "y"]
@@ -280,7 +248,7 @@ def test_featurize_with_texts_that_mean_a_missing_label(folder: Path) -> None:
 
 @pytest.mark.long
 def test_descriptors_from_the_command_line(folder: Path, capsys) -> None:
-    """Fit, go on, predict a stream, pack and explain; the YAML may choose descriptors too."""
+    """Fit, go on, predict a stream and pack; the YAML may choose descriptors too."""
     base = yaml.safe_load(Path("small.yaml").read_text(encoding="utf-8"))
     base["data"]["init_args"] |= {"reading": {"bad": "blank"}, "root": "cache"}
     del base["data"]["init_args"]["featurizer"]
@@ -302,7 +270,6 @@ def test_descriptors_from_the_command_line(folder: Path, capsys) -> None:
     rows = rows_of("o.csv")
     assert [row["status"] == "ok" for row in rows] == [True, False, True]
     assert all(float(rows[k]["prediction_first"]) < 1e6 for k in (0, 2))
-    assert run("explain", "--checkpoint", best, "--smiles", "CCO", "--output", "e") == 0
 
     more = ["--ckpt_path", "runs/small/version_0/last.ckpt"]
     assert run("fit", "--config", saved, *more, "--trainer.max_epochs", "2") == 0
@@ -360,16 +327,9 @@ def test_a_checkpoint_that_does_not_fit_on_the_disk(folder: Path, capsys) -> Non
     assert not list(folder.rglob("best*"))
 
 
-def test_explain_writes_nothing_of_bad_records_alone(folder: Path, checkpoint: str, capsys) -> None:
-    argv = ["explain", "--checkpoint", checkpoint, "--input", "bad.csv", "--output", "out"]
-    assert "2 bad records" in complaint(capsys, *argv)
-    assert not Path("out").exists()
-
-
 # Complaints ---------------------------------------------------------------------------------------
 
 PREDICT = "predict --checkpoint CKPT --input"
-EXPLAIN = "explain --checkpoint CKPT --output o"
 FEATURIZE = "featurize --output o --input"
 
 
@@ -384,12 +344,6 @@ WRONG_OPTIONS = [
     (f"{PREDICT} some.csv --features some.csv", "was not trained with a FeatureFile"),
     (f"{PREDICT} some.csv --features none --output o", "none: there is no such file"),
     ("predict --input some.csv", "required: --checkpoint"),
-    (EXPLAIN, "--input or --smiles"),
-    (f"{EXPLAIN} --smiles C(", "no record is a"),
-    (f"{EXPLAIN} --smiles C --task x", "does not predict this property"),
-    (f"{EXPLAIN} --smiles C --most 0", "--most: expected at least 1"),
-    (f"{EXPLAIN} --smiles C --features some.csv", "was not trained with a FeatureFile"),
-    (f"{EXPLAIN} --smiles C --device x", "the device cannot be used"),
     (f"{FEATURIZE} some.csv --atoms x", "x"),
     (f"{FEATURIZE} some.csv --bad x", "x"),
     (f"{FEATURIZE} some.csv --bad raise", "some.csv:3"),

@@ -29,7 +29,6 @@ RIGHT = {
     "tune": "tune --config small.yaml --space space.yaml",
     "ensemble": "ensemble --config small.yaml --checkpoints tree.ckpt",
     "featurize": "featurize --input some.csv --output packed",
-    "explain": "explain --checkpoint molecule.ckpt --input some.csv --output out",
     "inspect": "inspect trees.txt",
 }
 # The others share the parser of fit.
@@ -42,7 +41,6 @@ NOTHING = {
     "tune": "--space",
     "ensemble": "--checkpoints or --members",
     "featurize": "--input, --output",
-    "explain": "--checkpoint, --output",
     "inspect": "DATA",
 }
 
@@ -128,9 +126,6 @@ def test_not_a_run(command: str, run_folder: str, capsys) -> None:
         ("predict --checkpoint pair.ckpt --input trees.txt", "predict --run FOLDER"),
         ("predict --checkpoint text.ckpt --input trees.txt", "not a checkpoint"),
         ("predict --checkpoint tree.ckpt molecule.ckpt --input trees.txt", "TreeClassification"),
-        ("explain --checkpoint tree.ckpt --input trees.txt --output o", "--nodes FILE"),
-        ("explain --checkpoint pair.ckpt --input trees.txt --output o", "predict --run FOLDER"),
-        ("explain --checkpoint text.ckpt --input trees.txt --output o", "not a checkpoint"),
     ],
 )  # fmt: skip
 def test_the_wrong_kind_of_checkpoint(argv: str, said: str, capsys) -> None:

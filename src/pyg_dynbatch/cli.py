@@ -20,7 +20,6 @@ _COMMANDS = {
     "tune": "choose options on the validation split by Optuna",
     "ensemble": "test and predict with the average of several checkpoints, trained before or now",
     "featurize": "describe the molecules of a file once, in packed files",
-    "explain": "attribute predictions to atoms and their pairs, with pictures, or to JSON paths",
     "inspect": "show the schedule of a data set or of a file of trees; --native: the C in use",
 }
 
@@ -42,7 +41,6 @@ examples:
   pyg-dynbatch inspect my_trees.txt --batch-size 100
   pyg-dynbatch predict --checkpoint best.ckpt --input molecules.csv --output predictions.csv
   pyg-dynbatch featurize --input molecules.smi.gz --output packed
-  pyg-dynbatch explain --checkpoint best.ckpt --smiles CCO "c1ccccc1O" --output explained
 
 'pyg-dynbatch COMMAND --help' lists the options of a command. An error is one line and exit code 2;
 set PYG_DYNBATCH_TRACEBACK=1 to see where it was raised.
@@ -156,8 +154,8 @@ def _dispatch(argv: list[str]) -> int:
 
         return run_featurize(options)
     has_file = bool({"--checkpoint", "--input"} & {word.split("=")[0] for word in options})
-    if command == "explain" or (command == "predict" and has_file):
-        return _run_on_file(command, options)
+    if command == "predict" and has_file:
+        return _predict_file(options)
     own_help = ("ensemble", "repeat", "tune")
     if command not in own_help and options[:1] in (["-h"], ["--help"]):
         text = _LIGHTNING_HELP.format(command=command, summary=_COMMANDS[command])
@@ -187,12 +185,12 @@ def _import_tasks(command: str) -> None:
         raise mismatch(ImportError, what, "packages to train with", error, hint=hint) from error
 
 
-def _run_on_file(command: str, options: list[str]) -> int:
-    """Predict or explain a file of what the first checkpoint was trained on."""
+def _predict_file(options: list[str]) -> int:
+    """Predict a file of what the first checkpoint was trained on."""
     from pyg_dynbatch.console import OneLineArguments
     from pyg_dynbatch.prediction import read_checkpoint
 
-    known = OneLineArguments(f"pyg-dynbatch {command}", add_help=False)
+    known = OneLineArguments("pyg-dynbatch predict", add_help=False)
     known.add_argument("--checkpoint", nargs="+", default=[])
     paths = known.parse_known_args(options)[0].checkpoint
     # Without a file, molecules print the help or the error.
@@ -201,22 +199,23 @@ def _run_on_file(command: str, options: list[str]) -> int:
     if kind == "DocumentPrediction":
         from pyg_dynbatch.documents.predict import run_documents
 
-        return run_documents(command, options)
-    if kind == "TreeClassification" and command == "predict":
+        return run_documents(options)
+    if kind == "TreeClassification":
         from pyg_dynbatch.trees.predict import run_tree_predict
 
         return run_tree_predict(options)
-    if kind in ("TreeClassification", "TreeRelatedness"):
+    if kind == "TreeRelatedness":
         from pyg_dynbatch.core.errors import mismatch
 
-        what, got = f"{command}: not for checkpoints of {kind}", f"--checkpoint {paths[0]}"
-        hint = "pyg-dynbatch predict --run FOLDER"
-        if kind == "TreeClassification":
-            hint = f"pyg-dynbatch predict --checkpoint {paths[0]} --input FILE --nodes FILE"
-        raise mismatch(ValueError, what, "one of molecules or JSON documents", got, hint=hint)
-    from pyg_dynbatch.molecules.work.commands import run_explain, run_molecule_predict
+        what, got = f"predict: not for checkpoints of {kind}", f"--checkpoint {paths[0]}"
+        expected, hint = (
+            "one of trees, molecules or JSON documents",
+            "pyg-dynbatch predict --run FOLDER",
+        )
+        raise mismatch(ValueError, what, expected, got, hint=hint)
+    from pyg_dynbatch.molecules.work.commands import run_molecule_predict
 
-    return run_explain(options) if command == "explain" else run_molecule_predict(options, contents)
+    return run_molecule_predict(options, contents)
 
 
 def one_line(error: object) -> str:

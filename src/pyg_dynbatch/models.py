@@ -6,7 +6,6 @@ from pathlib import Path
 
 from pyg_dynbatch.core.errors import checked_choice
 from pyg_dynbatch.documents.predict import DocumentPredictionModel, DocumentPredictor
-from pyg_dynbatch.molecules.work.explain import explain
 from pyg_dynbatch.molecules.nets.models import WeaveNet
 from pyg_dynbatch.molecules.work.predict import MoleculePredictor
 from pyg_dynbatch.molecules.nets.properties import MoleculePropertyModel
@@ -19,7 +18,7 @@ from pyg_dynbatch.trees.predict import (
 
 __all__ = [
     "DocumentPredictor", "Model", "MoleculePredictor", "MoleculeSchema", "TreeClassifier",
-    "TreeEncoder", "TreePredictor", "TreeSimilarity", "WeaveNet", "explain",
+    "TreeEncoder", "TreePredictor", "TreeSimilarity", "WeaveNet",
 ]
 
 _MODELS: dict[str, type[Model]] = {

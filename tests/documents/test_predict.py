@@ -1,10 +1,9 @@
-"""Train on a file of documents; predict and explain with the checkpoint alone."""
+"""Train on a file of documents; predict and explain from the checkpoint alone."""
 
 import json
 import math
 import re
 import shutil
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -143,19 +142,6 @@ def test_one_object_at_two_places_is_explained_as_two(here: Path) -> None:
 PARTS_OF_FIRST = ["$.parts[0].size", "$.parts[0].color"]
 
 
-def test_the_command_explains_a_file(here: Path, capsys: Any) -> None:
-    command = ["explain", "--checkpoint", CKPT, "--input", "documents.jsonl", "--output", "e.csv"]
-    assert run(*command) == 0
-    assert "stopped" not in capsys.readouterr().err
-    longer = [n for n in Counter(row["document"] for row in rows_of("e.csv")).values() if n > 5]
-    assert run(*command, "--label", "small", "--most", "5") == 0
-    assert f"stopped after 5 parts of {len(longer)} of them" in capsys.readouterr().err
-    rows = rows_of("e.csv")
-    assert rows[0]["document"] == "documents.jsonl:1" and rows[0]["path"].startswith("$.")
-    assert not [row for row in rows if "kind" in row["path"] or "name" in row["path"]]
-    assert {row["document"] for row in rows} == {f"documents.jsonl:{n}" for n in range(1, 61)}
-
-
 def test_unknown_parts_and_classes_are_refused(here: Path, capsys: Any) -> None:
     Path("bad.jsonl").write_text('{"weight": 1}\n{"weight": 1, "parts": [{"depth": 2}]}\n')
     command = ["predict", "--checkpoint", CKPT, "--input", "bad.jsonl", "--output", "bad.csv"]
@@ -164,9 +150,8 @@ def test_unknown_parts_and_classes_are_refused(here: Path, capsys: Any) -> None:
     assert not Path("bad.csv").exists()
     with pytest.warns(UserWarning, match=r"ignored at \$.parts\[\].depth"):
         assert run(*command) == 0
-    command = ["explain", "--checkpoint", CKPT, "--input", "documents.jsonl"]
-    line = complaint(capsys, *command, "--output", "bad.csv", "--label", "huge")
-    assert "'large' or 'small'" in line
+    with pytest.raises(ValueError, match="'large' or 'small'"):
+        DocumentPredictor([CKPT]).explain({"weight": 1}, "huge")
 
 
 @pytest.mark.long

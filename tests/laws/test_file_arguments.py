@@ -28,8 +28,6 @@ ARGUMENTS = {
     "predict --checkpoint, the second": "predict --checkpoint last.ckpt BAD " + PREDICT,
     "predict --input": "predict --checkpoint last.ckpt --input BAD --output new.csv",
     "predict --features": "predict --checkpoint last.ckpt --features BAD " + PREDICT,
-    "explain --checkpoint": "explain --checkpoint BAD --input regression.csv --output new",
-    "explain --input": "explain --checkpoint last.ckpt --input BAD --output new",
     "featurize --input": "featurize --input BAD --output new",
     "inspect": "inspect BAD --output new",
     "fit --config": "fit --config BAD",

@@ -8,8 +8,7 @@ import torch
 
 from pyg_dynbatch.data import MoleculeFeaturizer
 from pyg_dynbatch.lightning import MoleculeProperty, ensemble_of
-from pyg_dynbatch.models import MoleculePredictor, MoleculeSchema, explain
-from pyg_dynbatch.molecules.work.explain import without_atom
+from pyg_dynbatch.models import MoleculePredictor, MoleculeSchema
 from pyg_dynbatch.prediction import read_checkpoint
 from tests.molecules.molecules import (
     DESCRIPTORS,
@@ -105,18 +104,6 @@ def test_prediction_rests_on_the_descriptors(checkpoint: str, tmp_path: Path) ->
     assert np.array_equal(before.fingerprint, after.fingerprint)
     with pytest.raises(ValueError, match="batch.descriptor does not fit"):
         predictor.predict([MoleculeFeaturizer()("CCO")])
-
-
-def test_explanations_keep_the_descriptors(checkpoint: str) -> None:
-    predictor = MoleculePredictor([checkpoint])
-    molecule = predictor.featurizer("CC(=O)Nc1ccccc1")
-    found = explain(predictor, molecule, "first")
-    for atom in (0, 4):
-        less = without_atom(molecule, atom)
-        assert torch.equal(less.descriptor, molecule.descriptor)
-        rest = found.value - predictor.predict([less]).values[0, 0]
-        assert found.leave_one_out[atom] == pytest.approx(rest, rel=1e-3, abs=1e-5)
-    assert np.abs(found.gradient).sum() > 0
 
 
 def test_checkpoints_with_and_without_do_not_mix(checkpoint: str, tmp_path: Path) -> None:

@@ -112,15 +112,6 @@ def test_a_killed_prediction_does_not_continue_with_other_features(
     assert {row["status"] for row in rows_of("out.csv")} == {"ok"}
 
 
-def test_explain_new_molecules_with_features_of_a_file(checkpoint, tmp_path, capsys):
-    argv = ["explain", "--checkpoint", checkpoint, "--output", "o", "--features"]
-    given = write(tmp_path / "new.csv", "smiles,number\nOCCCCCO,40\n")
-    assert run(*argv, "new.csv", "--smiles", "OCCCCCO", "CO") == 0
-    assert "explained 1 molecules, 1 bad records" in capsys.readouterr().out
-    assert "it is not in the file of features" in Path("o/report.html").read_text(encoding="utf-8")
-    assert "an output is also an input" in complaint(capsys, *argv, "o/atoms.csv", "--input", given)
-
-
 @pytest.mark.long
 def test_fit_and_predict_with_features_of_a_file(tmp_path, monkeypatch, capsys):
     prepare(tmp_path, monkeypatch, CONFIG)

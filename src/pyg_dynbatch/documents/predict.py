@@ -366,37 +366,24 @@ def _copy_of(document: Any) -> Any:
     return top[0]
 
 
-def run_documents(command: str, argv: list[str]) -> int:
-    """Run ``predict`` or ``explain`` on a file of JSON documents."""
-    text, files = "Predict or explain JSON documents.", "JSON lines, or an array in a .json file"
-    parser = prediction_arguments(command, text, files, "documents")
-    add = parser.add_argument
-    add("--unknown", choices=("ignore", "refuse"), help="parts unknown to the schema")
-    if command == "explain":
-        add("--label", metavar="NAME", help="class to explain (default: the predicted one)")
-        add("--most", type=int, default=1000, metavar="N", help="parts of a document")
+def run_documents(argv: list[str]) -> int:
+    """Run ``predict`` on a file of JSON documents."""
+    files = "JSON lines, or an array in a .json file"
+    parser = prediction_arguments("predict", "Predict JSON documents.", files, "documents")
+    parser.add_argument(
+        "--unknown", choices=("ignore", "refuse"), help="parts unknown to the schema"
+    )
     options = parser.parse_args(argv)
-    check_outputs(command, [options.output], [options.input, *options.checkpoint])
+    check_outputs("predict", [options.output], [options.input, *options.checkpoint])
     predictor = DocumentPredictor(options.checkpoint, options.device, options.unknown)
-    tracer, names, parts = predictor.encoder.tracer, ("document", "path", "attribution"), []
-    documents, count, cut = read_documents(options.input), 0, 0
+    tracer, parts, count = predictor.encoder.tracer, [], 0
+    documents = read_documents(options.input)
     size = checked_count("--batch-size", options.batch_size)
     while chunk := list(islice(documents, size)):
         count += len(chunk)
         given = [traced(tracer, *pair) for pair in chunk]  # an error names the document
-        if command == "predict":
-            places = np.array([place for place, _ in chunk])
-            parts.append({"document": places, **predictor.predict(given)})
-            continue
-        found = []
-        for place, document in chunk:
-            pairs = predictor.explain(document, options.label, options.most + 1)
-            found += [(place, *pair) for pair in pairs[: options.most]]
-            cut += len(pairs) > options.most
-        parts.append({name: np.array([row[n] for row in found]) for n, name in enumerate(names)})
+        places = np.array([place for place, _ in chunk])
+        parts.append({"document": places, **predictor.predict(given)})
     prediction.write_table(options.output, prediction.merge_columns(parts))
-    print(f"{command}ed {count:,} documents", file=sys.stderr)
-    if cut:
-        more = f"stopped after {options.most:,} parts of {cut:,} of them; see --most"
-        print(more, file=sys.stderr)
+    print(f"predicted {count:,} documents", file=sys.stderr)
     return 0

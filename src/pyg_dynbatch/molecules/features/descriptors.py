@@ -174,7 +174,7 @@ class FeatureFile(MoleculeDescriptors):
 
     Hashes of the files are kept with the names of the columns, so that training cannot go on, and
     packed molecules are not used, after a file has changed. For other molecules,
-    ``--features`` of ``pyg-dynbatch predict`` and ``explain`` names a file with their numbers.
+    ``--features`` of ``pyg-dynbatch predict`` names a file with their numbers.
 
     Args:
         file: A CSV or TSV file whose columns, except that of the SMILES, are numbers, or an

@@ -261,9 +261,9 @@ class MoleculePropertyModel(Model):
 
     @property
     def weave(self) -> WeaveNet:
-        """The network of a model that is no mean, for fingerprints and attributions."""
+        """The network of a model that is no mean, for fingerprints."""
         if not isinstance(self.network, WeaveNet):
-            what = "fingerprints and attributions: only of a single network"
+            what = "fingerprints: only of a single network"
             raise mismatch(ValueError, what, "WeaveNet", type(self.network).__name__)
         return self.network
 

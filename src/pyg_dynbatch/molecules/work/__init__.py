@@ -1,1 +1,1 @@
-"""Work on files of molecules: predict, explain."""
+"""Work on files of molecules: predict, featurize."""
