@@ -21,7 +21,6 @@ from tests.test_files import files_of_at_most
 CONFIG = {
     "trainer": {**TRAINER, "max_epochs": 1},
     "checkpoint": {"monitor": "val/scaled_rmse", "mode": "min"},
-    "report": {"resamples": 10},
     "model": {
         "class_path": "MoleculeProperty",
         "init_args": {"hidden": 6, "atom_out": 8, "readout": "sum", "head": [8], "dropout": 0.2},
@@ -290,12 +289,12 @@ def test_descriptors_from_the_command_line(folder: Path, capsys) -> None:
 
 
 @pytest.mark.long
-def test_averaged_and_calibrated_weights_predict_alike_everywhere(folder: Path, capsys) -> None:
+def test_averaged_weights_predict_alike_everywhere(folder: Path, capsys) -> None:
     molecule_csv(folder, "binary")
     settings = CONFIG | {"checkpoint": {"monitor": "val/loss", "mode": "min"}}
     (folder / "binary.yaml").write_text(yaml.safe_dump(settings), encoding="utf-8")
     argv = ["fit", "--config", "binary.yaml", "--data.init_args.file", "binary.csv"]
-    argv += ["--data.init_args.kind", "binary", "--model.init_args.calibration", "temperature"]
+    argv += ["--data.init_args.kind", "binary"]
     argv += ["--data.init_args.split.seed", "3", "--trainer.max_epochs", "2"]
     average = ["--trainer.callbacks+", "EMAWeightAveraging", "--trainer.callbacks.decay", "0.9"]
     assert run(*argv, *average) == 0

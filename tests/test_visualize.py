@@ -168,12 +168,3 @@ def test_calibration_has_one_point_per_bin_of_equal_size() -> None:
     (low, high), seen = axes.lines[1].get_data()
     assert seen.tolist() == [0.1, 1.0]
     assert 0 < low < 0.5 < high < 1
-
-
-def test_calibration_is_compared_with_the_uncalibrated_probability() -> None:
-    label = np.array([1.0, 0.0])  # fewer molecules than bins
-    axes = visualize.draw_calibration(
-        one_axes(), label, np.array([0.9, 0.2]), uncalibrated=label * 0.9
-    )
-    assert axes.lines[1].get_xdata().tolist() == [0.2, 0.9]
-    assert labels_of(axes.get_legend()) == ["calibrated", "uncalibrated"]

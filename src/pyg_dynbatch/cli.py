@@ -88,7 +88,6 @@ output:
   --predictions.folder FOLDER   where the table of predictions goes (default: that of the run)
   --predictions.node_name FILE  write a table of all nodes too
   --report.trees N              trees in the picture (default: 4)
-  --report.resamples N          bootstrap resamples for molecules (default: 1000)
 
 'pyg-dynbatch {command} --help_all' lists every option of Lightning's trainer as well.
 """

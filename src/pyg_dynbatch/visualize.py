@@ -103,29 +103,18 @@ def draw_parity(axes: "Axes", target: np.ndarray, predicted: np.ndarray, title: 
 
 
 def draw_calibration(
-    axes: "Axes",
-    label: np.ndarray,
-    probability: np.ndarray,
-    title: str = "",
-    bins: int = 10,
-    uncalibrated: np.ndarray | None = None,
+    axes: "Axes", label: np.ndarray, probability: np.ndarray, title: str = "", bins: int = 10
 ) -> "Axes":
     """Draw the share of positive labels against the predicted probability, in equal bins."""
     known = np.flatnonzero(~np.isnan(label))
     x_label, y_label = "predicted probability", "share of positives"
     _prepare_square(axes, (-0.02, 1.02), title, x_label, y_label)
-    curves = {"calibrated": probability}
-    if uncalibrated is not None:
-        curves["uncalibrated"] = uncalibrated
-    for (name, chance), colour in zip(curves.items(), SEQUENCE, strict=False):
-        order = known[np.argsort(chance[known], kind="stable")]
-        parts = [part for part in np.array_split(order, bins) if part.size]
-        mean = [float(np.mean(chance[part])) for part in parts]
-        share = np.array([np.mean(label[part]) for part in parts])
-        error = 2 * np.sqrt(share * (1 - share) / [part.size for part in parts])
-        axes.errorbar(mean, share, error, color=colour, marker="o", ms=4, capsize=2, label=name)
-    if len(curves) > 1:
-        axes.legend(**_LEGEND)
+    order = known[np.argsort(probability[known], kind="stable")]
+    parts = [part for part in np.array_split(order, bins) if part.size]
+    mean = [float(np.mean(probability[part])) for part in parts]
+    share = np.array([np.mean(label[part]) for part in parts])
+    error = 2 * np.sqrt(share * (1 - share) / [part.size for part in parts])
+    axes.errorbar(mean, share, error, color=SEQUENCE[0], marker="o", ms=4, capsize=2)
     return axes
 
 

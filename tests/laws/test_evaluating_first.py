@@ -41,7 +41,7 @@ def values(folder: Path, samples: Path) -> Made:
 
 def labels(folder: Path, samples: Path) -> Made:
     data = with_descriptors(folder, "binary")
-    return property_task(data, positive_weight="balanced", calibration="temperature"), data
+    return property_task(data, positive_weight="balanced"), data
 
 
 def trees(folder: Path, samples: Path) -> Made:

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pyg_dynbatch.documents.task import DocumentFileData, DocumentPrediction
-from pyg_dynbatch.molecules.nets.properties import AveragedProperties, ConformalSets, TargetScale
+from pyg_dynbatch.molecules.nets.properties import AveragedProperties, TargetScale
 from pyg_dynbatch.molecules.schema import MoleculeSchema
 from pyg_dynbatch.molecules.task import ScoredSplit, task_table
 from pyg_dynbatch.prediction import write_table
@@ -43,9 +43,9 @@ def close(found: Any, wanted: Any) -> None:
 def assert_in_unit(name: str, found: Any, wanted: Any, factor: float, shift: float) -> None:
     """Compare a column by its name, which says whether it has the unit, and its zero."""
     base = name.rpartition("/")[2]
-    if base.startswith(("prediction", "target", "low", "high")):
+    if base.startswith(("prediction", "target")):
         found = np.asarray(found) / factor - shift
-    elif base.startswith(("rmse", "mae", "width", "deviation")):
+    elif base.startswith(("rmse", "mae", "deviation")):
         found = np.asarray(found) / factor
     np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-4, err_msg=name)
 
@@ -61,23 +61,17 @@ def drawn(seed: int, count: int = 40) -> tuple[torch.Tensor, torch.Tensor]:
 
 @few(20)
 @given(unit=unit, seed=st.integers(0, 9))
-def test_reports_and_intervals(unit: tuple[float, float], seed: int) -> None:
+def test_reports(unit: tuple[float, float], seed: int) -> None:
     schema = MoleculeSchema({}, 1, TABLE, ("y_1", "y_2"))
-    tables, margins = [], []
+    tables = []
     for factor, shift in ((1.0, 0.0), unit):
         guess, target = (converted(each, factor, shift) for each in drawn(seed))
-        sets, scale = ConformalSets(schema, 0.8), TargetScale(2)
+        scale = TargetScale(2)
         scale.fit(target)
-        sets.fit(guess, target)
-        margins.append(sets.columns(guess))
-        measured = sets.measured(guess, target)
-        split = ScoredSplit(guess, target, schema, scale.deviation, sets=measured)
-        tables.append(task_table(split, 20))
-    for name in ("r2", "spearman", "rmse", "mae", "scaled_rmse", "rmse_low", "coverage", "width"):
+        tables.append(task_table(ScoredSplit(guess, target, schema, scale.deviation)))
+    for name in ("r2", "spearman", "rmse", "mae", "scaled_rmse"):
         wanted, found = (table[name][:2].astype(float) for table in tables)
         assert_in_unit(name, found, wanted, *unit)
-    for name, column in margins[0].items():
-        assert_in_unit(name, margins[1][name], column, *unit)
 
 
 @few(20)
@@ -195,7 +189,7 @@ def commands_in(folder: Path, unit: tuple[float, float], patch: pytest.MonkeyPat
     settings = {**TRAINER, "max_epochs": 3, "callbacks": [STOPPING]}
     prepare(folder, patch, {"trainer": settings, **SMALL_RUN})
     molecule_file(folder, *unit)
-    assert run("fit", "--config", "small.yaml", "--model.init_args.coverage", "0.5") == 0
+    assert run("fit", "--config", "small.yaml") == 0
     assert run("ensemble", "--config", "small.yaml", "--members", "2") == 0
     best = [f"runs/small/version_{number}/best.ckpt" for number in range(3)]
     predict = ["predict", "--input", "regression.csv", "--checkpoint"]

@@ -1,4 +1,4 @@
-"""Metrics of partly known properties, and the table with its bootstrap intervals."""
+"""Metrics of partly known properties, and their table."""
 
 from pathlib import Path
 
@@ -10,13 +10,7 @@ from hypothesis import strategies as st
 from torchmetrics.functional.classification import binary_auroc
 
 from pyg_dynbatch.models import MoleculeSchema
-from pyg_dynbatch.molecules.task import (
-    ScoredSplit,
-    property_scores,
-    report_test,
-    task_table,
-    weighted_area,
-)
+from pyg_dynbatch.molecules.task import ScoredSplit, property_scores, report_test, task_table
 from tests.console import rows_of
 from tests.molecules.batches import TABLE
 
@@ -53,11 +47,11 @@ def test_single_class_is_left_out_of_the_mean_and_named() -> None:
     assert np.isnan(split.scores[1]["roc_auc"])
     assert split.scores[1]["accuracy"] == 0.5
     assert split.mean["roc_auc"] == 1.0
-    table = task_table(split, resamples=10)
+    table = task_table(split)
     assert table["status"].tolist() == ["counted", "single class", "counted"]
     assert split.left_out == ["b (single class)"]
     split = scored(prediction, torch.tensor([[1.0, NAN], [0.0, NAN]]), "binary")
-    table = task_table(split, resamples=10)
+    table = task_table(split)
     assert table["status"].tolist() == ["counted", "no target", "counted"]
     assert split.left_out == ["b (no target)"]
     alone = scored(prediction[:, 1:], torch.tensor([[1.0], [1.0]]), "binary")
@@ -67,7 +61,7 @@ def test_single_class_is_left_out_of_the_mean_and_named() -> None:
 def test_a_single_class_of_several_has_an_accuracy_and_is_counted() -> None:
     prediction = torch.tensor([[0.8, 0.2, 0.1, 0.9], [0.6, 0.4, 0.7, 0.3]])
     split = scored(prediction, torch.tensor([[0.0, 1.0], [0.0, 0.0]]), "multiclass")
-    assert task_table(split, resamples=10)["status"].tolist() == ["counted"] * 3
+    assert task_table(split)["status"].tolist() == ["counted"] * 3
     assert split.scores[0]["accuracy"] == 1.0
     assert split.left_out == []
 
@@ -80,45 +74,26 @@ def test_several_classes() -> None:
     assert found["roc_auc"] == pytest.approx((1.0 + 0.75) / 2)
 
 
-@given(
-    st.lists(st.tuples(st.integers(0, 4), st.booleans(), st.integers(0, 3)), min_size=2, max_size=9)
-)
-def test_weighted_area_is_that_of_repeated_molecules(cells) -> None:
-    score, label, times = (np.array(part) for part in zip(*cells, strict=True))
-    found = weighted_area(score / 4, label.astype(bool), times[None].astype(float))[0]
-    scores = torch.from_numpy(np.repeat(score, times) / 4)
-    labels = torch.from_numpy(np.repeat(label, times)).long()
-    if labels.unique().numel() < 2:
+@given(st.lists(st.tuples(st.integers(0, 4), st.booleans()), min_size=2, max_size=9))
+def test_the_area_is_that_of_torchmetrics(cells) -> None:
+    score, label = (np.array(part) for part in zip(*cells, strict=True))
+    guess = torch.from_numpy(score / 4)[:, None]
+    gold = torch.from_numpy(label.astype(float))
+    found = property_scores(guess, gold, "binary")["roc_auc"]
+    if gold.unique().numel() < 2:
         assert np.isnan(found)
     else:
-        assert found == pytest.approx(binary_auroc(scores, labels).item())
+        assert found == pytest.approx(binary_auroc(guess[:, 0], gold.long()).item())
 
 
-def test_intervals_contain_the_metric_and_narrow_with_the_data(tmp_path: Path) -> None:
-    generator = torch.Generator().manual_seed(0)
-    widths = []
-    for count in (40, 640):
-        target = torch.randn(count, 2, generator=generator)
-        prediction = target + 0.5 * torch.randn(count, 2, generator=generator)
-        split = scored(prediction, target, "regression")
-        table = task_table(split, resamples=300)
-        assert table["task"].tolist() == ["a", "b", "mean"]
-        low, metric, high = (table[name][:2] for name in ("rmse_low", "rmse", "rmse_high"))
-        assert ((low < metric) & (metric < high)).all()
-        widths.append(high[0] - low[0])
-    assert widths[1] < widths[0] / 2.5
-    report_test(tmp_path / "deep", split, 300)
+def test_the_table_and_the_picture_of_a_test(tmp_path: Path) -> None:
+    target = torch.randn(40, 2, generator=torch.Generator().manual_seed(0))
+    report_test(tmp_path / "deep", scored(target + 0.5, target, "regression"))
     written = rows_of(tmp_path / "deep" / "task_metrics.csv")
-    assert [row["molecules"] for row in written] == ["640", "640", "1280"]
-    assert float(written[0]["rmse_low"]) == pytest.approx(low[0], rel=1e-4)
+    assert [row["task"] for row in written] == ["a", "b", "mean"]
+    assert [row["molecules"] for row in written] == ["40", "40", "80"]
     assert [row["positives"] for row in written] == [""] * 3
-    assert [written[2][name] for name in ("rmse", "rmse_low", "rmse_high")] == [""] * 3
+    assert float(written[0]["rmse"]) == pytest.approx(0.5, rel=1e-5)
+    assert written[2]["rmse"] == "" and written[2]["r2"] != ""
     names = {path.name for path in (tmp_path / "deep").iterdir()}
     assert names == {"task_metrics.csv", "parity.png"}
-
-
-def test_no_resamples_no_interval(tmp_path: Path) -> None:
-    split = scored(torch.ones(2, 1), torch.ones(2, 1), "regression")
-    report_test(tmp_path, split, 0)
-    text = (tmp_path / "task_metrics.csv").read_text(encoding="utf-8")
-    assert text.splitlines()[1] == "a,2,,counted,0,0,,,0,,"

@@ -10,13 +10,10 @@ import torch
 import torch.nn.functional as F
 from lightning.pytorch.callbacks import EMAWeightAveraging
 from matplotlib.figure import Figure
-from torch import Tensor
-from torch.nn.functional import binary_cross_entropy_with_logits
 from torch_geometric.data import Batch
 
 from pyg_dynbatch.datasets import Split
 from pyg_dynbatch.lightning import (
-    MoleculeFileData,
     MoleculeProperty,
     PredictionTable,
     RateOptions,
@@ -35,7 +32,6 @@ from pyg_dynbatch.molecules.task import (
 from tests.console import rows_of
 from tests.molecules.batches import TABLE
 from tests.molecules.molecules import (
-    QUIET,
     SMALL,
     best_by,
     molecule_data,
@@ -57,7 +53,7 @@ RUNS = [
 def test_fit_test_and_predict(tmp_path: Path, kind: str, metric: str, picture: str | None) -> None:
     data = molecule_data(tmp_path, kind)
     task = property_task(data, positive_weight="balanced")
-    report, table = RunReport(resamples=20), PredictionTable()
+    report, table = RunReport(), PredictionTable()
     mode = "min" if kind == "regression" else "max"
     run = molecule_trainer(tmp_path, 2, callbacks=[best_by(metric, mode), table, report])
     run.fit(task, datamodule=data)
@@ -86,7 +82,7 @@ def test_fit_test_and_predict(tmp_path: Path, kind: str, metric: str, picture: s
         # The properties have different units: of their errors there is a mean only after scaling.
         both = (first, second)
         assert "test/rmse" not in result
-        assert [mean[name] for name in ("rmse", "mae", "rmse_low")] == [""] * 3
+        assert [mean[name] for name in ("rmse", "mae")] == [""] * 2
         assert result["test/rmse_second"] == pytest.approx(float(second["rmse"]), rel=1e-3)
         pairs = zip(both, task.model.scale.deviation, strict=True)
         scaled = [float(row["rmse"]) / d for row, d in pairs]
@@ -94,54 +90,6 @@ def test_fit_test_and_predict(tmp_path: Path, kind: str, metric: str, picture: s
         assert float(mean["scaled_rmse"]) == pytest.approx(float(sum(scaled)) / 2, rel=1e-3)
         assert task.notes()[1] == f"test/rmse_second: {float(second['rmse']):.4g}"
     assert set(task.metric_names()) <= rows_of(Path(run.log_dir or "", "metrics.csv"))[0].keys()
-
-
-def test_calibration_is_fitted_kept_and_used_everywhere(tmp_path: Path) -> None:
-    smiles = ["C" * (1 + n % 7) + ("O" if n % 2 else "N") for n in range(80)]
-    label = [str(int(n % 2 == (n % 5 > 0))) if n % 11 else "" for n in range(80)]
-    lines = [f"{text},{y}" for text, y in zip(smiles, label, strict=True)]
-    (tmp_path / "y.csv").write_text("smiles,y\n" + "\n".join(lines) + "\n", encoding="utf-8")
-    data = MoleculeFileData(
-        str(tmp_path / "y.csv"),
-        ["y"],
-        "binary",
-        split=SplitOptions(fractions=(0.5, 0.25, 0.25), seed=1, leakage=False),
-        reading=QUIET,
-        batch_size=8,
-    )
-    task = property_task(data, calibration="temperature")
-    run = molecule_trainer(tmp_path, 6)
-    run.fit(task, datamodule=data)
-    temperature = (1 / task.model.scale.deviation).float()
-    assert temperature != 1
-
-    # No other temperature makes the labels of the validation split more likely.
-    outputs, labels = [], []
-    with torch.no_grad():
-        for batch in data.val_dataloader():
-            outputs.append(task.eval()(batch))
-            labels.append(batch.y)
-    logits, known = torch.cat(outputs), ~torch.cat(labels).isnan()
-
-    def loss(factor: float) -> Tensor:
-        found = logits[known] / (temperature * factor)
-        return binary_cross_entropy_with_logits(found, torch.cat(labels)[known])
-
-    assert all(loss(1.0) <= loss(factor) for factor in (0.5, 0.9, 1.1, 2.0))
-
-    # The checkpoint alone predicts calibrated probabilities, an ensemble their mean.
-    last = Path(run.log_dir or "") / "checkpoints" / "last.ckpt"
-    run.test(task, datamodule=data, verbose=False)
-    assert task.tested is not None
-    assert task.tested.uncalibrated is not None
-    expected = torch.sigmoid(torch.logit(task.tested.uncalibrated) / temperature)
-    torch.testing.assert_close(task.tested.prediction, expected)
-    molecules = [data.molecules[int(i)] for i in data.indices("test")]
-    alone = MoleculePredictor([last]).predict(molecules)
-    torch.testing.assert_close(torch.from_numpy(alone.values), expected)
-    both = ensemble_of(property_task(data), [last, last])
-    run.test(both, datamodule=data, verbose=False)
-    torch.testing.assert_close(both.tested.prediction, expected)
 
 
 def test_a_picture_of_many_tasks_says_how_many_are_left_out(tmp_path, monkeypatch):
@@ -154,18 +102,8 @@ def test_a_picture_of_many_tasks_says_how_many_are_left_out(tmp_path, monkeypatc
     target[:, 3] = torch.nan
     titles = []
     monkeypatch.setattr(Figure, "suptitle", lambda _, text: titles.append(text))
-    report_test(tmp_path, ScoredSplit(target.nan_to_num(0.5), target, schema), 0)
+    report_test(tmp_path, ScoredSplit(target.nan_to_num(0.5), target, schema))
     assert titles == ["12 of 15 properties, 1 without targets; all of them: task_metrics.csv"]
-
-
-def test_calibration_needs_both_labels_and_a_binary_property(tmp_path: Path) -> None:
-    data = molecule_data(tmp_path, "binary")
-    data.molecules.targets[data.indices("val"), 1] = 1.0
-    run = molecule_trainer(tmp_path)
-    with pytest.raises(ValueError, match=r"no labels of both classes(?s:.)*labels of second"):
-        run.fit(property_task(data, calibration="temperature"), datamodule=data)
-    with pytest.raises(ValueError, match="kind: regression, calibration: temperature"):
-        property_task(molecule_data(tmp_path), calibration="temperature")
 
 
 def test_resumed_run_equals_the_straight_one(tmp_path: Path) -> None:
@@ -252,7 +190,7 @@ def test_properties_that_are_not_counted_are_noted(tmp_path, caplog):
     data = molecule_data(tmp_path, "binary", split=SplitOptions("file", file=str(split)))
     task = property_task(data)
     assert task.notes() == []
-    run = molecule_trainer(tmp_path, callbacks=[RunReport(resamples=5)])
+    run = molecule_trainer(tmp_path, callbacks=[RunReport()])
     run.test(task, datamodule=data, verbose=False)
     (line,) = task.notes()
     assert line.startswith("left out of test/roc_auc: 1 of 2 tasks: second (single class)")

@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -20,7 +20,7 @@ from torch_geometric.data import Batch
 
 from pyg_dynbatch.core.errors import checked_shape, mismatch
 from pyg_dynbatch.molecules.features.pair_table import PairTable
-from pyg_dynbatch.molecules.nets.properties import AveragedProperties, MoleculePropertyModel
+from pyg_dynbatch.molecules.nets.properties import MoleculePropertyModel
 from pyg_dynbatch.molecules.schema import MoleculeSchema, PropertyKind, check_same
 from pyg_dynbatch.nn.weave import CountedBatchNorm
 from pyg_dynbatch.prediction import Columns, naming_file, read_checkpoint, write_table
@@ -34,6 +34,7 @@ from pyg_dynbatch.training.task import (
     average_precision,
     r2,
     rmse,
+    roc_auc,
     spearman,
     varies,
 )
@@ -53,7 +54,6 @@ IN_UNITS = ("rmse", "mae")
 """Metrics in the unit of their property, of which several properties have no mean."""
 
 _NAN = float("nan")
-_WEIGHTS_AT_ONCE = 4_000_000
 _MOST_DRAWN, _MOST_SAID = 12, 5
 
 
@@ -78,18 +78,15 @@ def property_scores(
     elif kind == "binary":
         scores["accuracy"] = float(((guess[:, 0] > 0.5) == (gold == 1)).mean())
         if varies(gold):
-            scores["roc_auc"] = _area(guess[:, 0], gold == 1)
+            scores["roc_auc"] = roc_auc(guess[:, 0], gold == 1)
             scores["prc_auc"] = average_precision(guess[:, 0], gold == 1)
     else:
         scores["accuracy"] = float((guess.argmax(1) == gold).mean())
         # The mean over the classes for which the area is defined.
-        areas = [_area(chance, gold == c) for c, chance in enumerate(guess.T) if varies(gold == c)]
+        classes = [c for c in range(guess.shape[1]) if varies(gold == c)]
+        areas = [roc_auc(guess[:, c], gold == c) for c in classes]
         scores["roc_auc"] = float(np.mean(areas)) if areas else _NAN
     return scores
-
-
-def _area(score: np.ndarray, positive: np.ndarray) -> float:
-    return float(weighted_area(score, positive, np.ones((1, score.size)))[0])
 
 
 @dataclass(frozen=True)
@@ -100,8 +97,6 @@ class ScoredSplit:
     target: Float[Tensor, "molecule task"]  # NaN where unknown
     schema: MoleculeSchema
     deviation: Float[Tensor, " task"] | None = None  # of the training targets
-    uncalibrated: Float[Tensor, "molecule output"] | None = None
-    sets: Sequence[Mapping[str, float]] | None = None  # coverage and size by property
 
     @cached_property
     def scores(self) -> list[dict[str, float]]:
@@ -138,85 +133,28 @@ class ScoredSplit:
         return [f"{name} ({status})" for name, status in pairs if status != "counted"]
 
 
-def task_table(split: ScoredSplit, resamples: int = 1000) -> Columns:
-    """Tabulate the metrics of every property and their mean, with 95 % bootstrap intervals."""
-    schema, main = split.schema, METRICS[split.schema.kind][0]
+def task_table(split: ScoredSplit) -> Columns:
+    """Tabulate the metrics of every property and their mean."""
+    schema = split.schema
     known = (~split.target.isnan()).sum(0).tolist()
     ones = (split.target == 1).sum(0).tolist()
     positives = ones if schema.kind == "binary" else [""] * schema.num_tasks
-    sets = split.sets or [{}] * schema.num_tasks
     facts = zip(schema.task_names, known, positives, split.status, strict=True)
     names = "task", "molecules", "positives", "status"
-    parts = zip(facts, split.scores, sets, strict=True)
     rows: list[dict[str, Any]] = [
-        {**dict(zip(names, own, strict=True)), **scores, **found} for own, scores, found in parts
+        {**dict(zip(names, own, strict=True)), **scores}
+        for own, scores in zip(facts, split.scores, strict=True)
     ]
-    draws = _resampled(split, resamples)
     if schema.num_tasks > 1:
         mean_row = {"task": "mean", "molecules": sum(known), "positives": "", "status": "counted"}
         rows.append({**mean_row, **split.mean})
-        # Errors in different units have no mean.
-        mean = draws.nanmean(1, keepdim=True) * (_NAN if main in IN_UNITS else 1.0)
-        draws = torch.cat([draws, mean], 1)
-    ends = torch.tensor([0.025, 0.975], dtype=draws.dtype)
-    for row, column in zip(rows, draws.unbind(1), strict=True):
-        row[f"{main}_low"], row[f"{main}_high"] = column.nanquantile(ends).tolist()
-    # The mean has no entry for errors in units, or for sets.
+    # Errors in different units have no mean.
     return {name: np.array([row.get(name, _NAN) for row in rows], dtype=object) for name in rows[0]}
 
 
-def _resampled(split: ScoredSplit, resamples: int) -> Float[Tensor, "resample task"]:
-    """Compute the main metric of every property for resamples of the molecules."""
-    gold = split.target.double().numpy()
-    guess = split.prediction.double().numpy().reshape(*gold.shape, -1)
-    molecules, tasks = gold.shape
-    found = np.full((max(1, resamples), tasks), np.nan)
-    generator = np.random.default_rng(0)
-    chance = np.full(molecules, 1 / molecules)
-    at_once = max(1, _WEIGHTS_AT_ONCE // molecules)
-    for start in range(0, resamples, at_once):
-        count = min(at_once, resamples - start)
-        # How often each molecule is in each resample.
-        weight = generator.multinomial(molecules, chance, size=count).astype(float)
-        for task in range(tasks):
-            known = ~np.isnan(gold[:, task])
-            if known.any():
-                parts = guess[known, task], gold[known, task], weight[:, known]
-                found[start : start + count, task] = _weighted(*parts, split.schema.kind)
-    return torch.from_numpy(found)
-
-
-def _weighted(
-    guess: np.ndarray, gold: np.ndarray, weight: np.ndarray, kind: PropertyKind
-) -> np.ndarray:
-    """Compute the main metric of one property for every row of weights."""
-    total = weight.sum(1)
-    with np.errstate(invalid="ignore", divide="ignore"):
-        if kind == "regression":
-            return np.sqrt(weight @ np.square(guess[:, 0] - gold) / total)
-        if kind == "multiclass":
-            return weight @ (guess.argmax(1) == gold).astype(float) / total
-        return weighted_area(guess[:, 0], gold == 1, weight)
-
-
-def weighted_area(
-    score: Float[np.ndarray, " molecule"], positive: np.ndarray, weight: np.ndarray
-) -> Float[np.ndarray, " resample"]:
-    """Compute the area under the ROC curve for many weightings of the same scores at once."""
-    order = np.argsort(score, kind="stable")
-    ranked, label = score[order], positive[order]
-    starts = np.flatnonzero(np.r_[True, ranked[1:] != ranked[:-1]])
-    ordered = weight[:, order]
-    up = np.add.reduceat(ordered * label, starts, axis=1)
-    down = np.add.reduceat(ordered * ~label, starts, axis=1)
-    below = np.cumsum(down, axis=1) - down
-    with np.errstate(invalid="ignore", divide="ignore"):
-        return (up * (below + down / 2)).sum(1) / (up.sum(1) * down.sum(1))
-
-
-def report_test(folder: Path, split: ScoredSplit, resamples: int) -> None:
+def report_test(folder: Path, split: ScoredSplit) -> None:
     """Write the table of properties and draw parity (regression) or calibration (binary)."""
-    table = task_table(split, resamples)
+    table = task_table(split)
     write_table(folder / FILES["task table"], table)
     schema, main = split.schema, METRICS[split.schema.kind][0]
     known = [task for task in range(schema.num_tasks) if table["molecules"][task]]
@@ -232,8 +170,7 @@ def report_test(folder: Path, split: ScoredSplit, resamples: int) -> None:
         if schema.kind == "regression":
             draw_parity(panel, gold[:, task], guess[:, task], title)
         else:
-            raw = None if split.uncalibrated is None else split.uncalibrated[:, task].numpy()
-            draw_calibration(panel, gold[:, task], guess[:, task], title, uncalibrated=raw)
+            draw_calibration(panel, gold[:, task], guess[:, task], title)
     if len(drawn) < schema.num_tasks:
         unknown = schema.num_tasks - len(known)
         without = f", {unknown} without targets" if unknown else ""
@@ -285,16 +222,6 @@ def balanced_positive_weight(targets: Float[Tensor, "molecule task"]) -> Float[T
     return torch.where(both, negatives / positives.clamp(min=1), torch.ones(targets.size(1)))
 
 
-def check_both_classes(target: Float[Tensor, "molecule task"], names: Sequence[str]) -> None:
-    """Raise an error if no temperature can be fitted to the labels of a property."""
-    for name, column in zip(names, target.unbind(1), strict=True):
-        labels = column[~column.isnan()]
-        if labels.unique().numel() < 2:
-            what = "calibration: the validation split has no labels of both classes"
-            got, hint = f"{len(labels)} equal labels of {name}", "a stratified split"
-            raise mismatch(ValueError, what, "labels 0 and 1 of every property", got, hint=hint)
-
-
 class MoleculeProperty(Task):
     """Train a network with the mean loss of the known targets.
 
@@ -315,21 +242,12 @@ class MoleculeProperty(Task):
         positive_weight: Weight of positive labels: ``none`` or ``balanced``, negatives over
             positives of the training split.
         task_weights: Weight of each property in the loss; all 1 by default.
-        calibration: ``none`` or ``temperature``: divide the logits of each binary property by the
-            temperature that makes the labels of the validation split most likely, fitted after
-            each validation and kept in the checkpoint. It does not change the ranks.
-        coverage: If given, predictions have intervals, or sets of classes, that hold the target
-            with this probability: :class:`ConformalSets`, fitted after each validation.
         optimizer: Options of the optimizer.
         rate: Options of the learning-rate schedule.
         **network: Options of :class:`~pyg_dynbatch.models.WeaveNet`.
 
     Raises:
-        ValueError: If the schema cannot be used, the weights do not fit the properties, or
-            properties that are not binary are to be calibrated.
-
-    Reference:
-        Temperature scaling: Guo et al. (2017), arXiv:1706.04599.
+        ValueError: If the schema cannot be used, or the weights do not fit the properties.
 
     Example:
         >>> from pyg_dynbatch.molecules.features.pair_table import PairTable
@@ -351,21 +269,15 @@ class MoleculeProperty(Task):
         loss: RegressionLoss = "mse",
         positive_weight: Literal["none", "balanced"] = "none",
         task_weights: list[float] | None = None,
-        calibration: Literal["none", "temperature"] = "none",
-        coverage: float | None = None,
         optimizer: OptimizerOptions = OptimizerOptions("adamw", 1e-3),  # noqa: B008 - frozen
         rate: RateOptions = RateOptions(),  # noqa: B008 - frozen
         **network: Any,
     ) -> None:
-        model = MoleculePropertyModel(schema, coverage, **network)
+        model = MoleculePropertyModel(schema, **network)
         super().__init__(model, optimizer, rate)
         self.save_hyperparameters(ignore=["optimizer", "rate"])
         self.save_hyperparameters(self.plain_options())
         known = model.schema
-        if calibration != "none" and known.kind != "binary":
-            what = "MoleculeProperty: only labels 0 and 1 can be calibrated"
-            got = f"kind: {known.kind}, calibration: {calibration}"
-            raise mismatch(ValueError, what, "kind: binary, or calibration: none", got)
         weights = [1.0] * known.num_tasks if task_weights is None else task_weights
         if len(weights) != known.num_tasks or not all(0 <= weight < math.inf for weight in weights):
             what = "MoleculeProperty: task_weights do not fit the properties"
@@ -373,7 +285,6 @@ class MoleculeProperty(Task):
         self.schema = known
         self.loss: RegressionLoss = loss
         self.positive_weight = positive_weight
-        self.calibration = calibration
         several = known.kind == "regression" and known.num_tasks > 1
         self.main_metric = "scaled_rmse" if several else METRICS[known.kind][0]
         self.register_buffer("positive", torch.ones(known.num_tasks))
@@ -392,10 +303,10 @@ class MoleculeProperty(Task):
         schema = MoleculeSchema({}, 1, table, names, kind, pairs=data.get("pairs", "all")).as_dict()
         return cls.from_plain({**options, "schema": schema})
 
-    def report_test(self, folder: Path, trees: int, resamples: int) -> None:
+    def report_test(self, folder: Path, trees: int) -> None:
         """Write the table and the pictures of the last test."""
         if self.tested is not None:
-            report_test(folder, self.tested, resamples)
+            report_test(folder, self.tested)
 
     def metric_names(self) -> tuple[str, ...]:
         """List what the task logs during training."""
@@ -406,16 +317,10 @@ class MoleculeProperty(Task):
         return ("train/loss", *(f"val/{name}" for name in names))
 
     def setup(self, stage: str) -> None:
-        """Prepare the layers for several ranks, and check the targets to calibrate by."""
+        """Prepare the layers for several ranks."""
         super().setup(stage)
         if stage == "fit" and getattr(self.trainer.strategy, "_layer_sync", None) is not None:
             CountedBatchNorm.synchronise(self.model.network)  # Lightning knows torch's classes only
-        data: Any = getattr(self.trainer, "datamodule", None)
-        if stage == "fit" and hasattr(data, "targets"):
-            if self.calibration != "none":
-                check_both_classes(data.targets("val"), self.schema.task_names)
-            if self.model.conformal is not None:
-                self.model.conformal.check(data.targets("val"), self.schema.task_names)
 
     def start_from(self, data: Any) -> None:
         """Fit the scales of targets and descriptors, and label weights, on the training split."""
@@ -481,18 +386,8 @@ class MoleculeProperty(Task):
             self.evaluated.update(output, batch.y.to(output.device))
 
     def on_validation_epoch_end(self) -> None:
-        """Fit the temperatures of probabilities, and log the metrics of the validation split."""
-        output, target = self._collected()
-        trainer: Any = self.trainer
-        trial = trainer.sanity_checking or trainer.fast_dev_run
-        fitting = trainer.state.fn == "fit" and not trial
-        if self.calibration != "none" and fitting:
-            check_both_classes(target, self.schema.task_names)
-            self.model.scale.calibrate(output, target)
-        if self.model.conformal is not None and fitting:
-            values = self.model.predicted(output.to(self.model.scale.mean.device))
-            self.model.conformal.fit(values, target.to(values))
-        self._log_scores("val", self._scored(output, target))
+        """Log the metrics of the validation split."""
+        self._log_scores("val", self._scored(*self._collected()))
 
     def on_test_epoch_end(self) -> None:
         """Log the metrics of the test split, and keep its predictions for tables and pictures."""
@@ -506,13 +401,7 @@ class MoleculeProperty(Task):
 
     def _scored(self, output: Tensor, target: Tensor) -> ScoredSplit:
         prediction = self.model.predicted(output.to(self.model.scale.mean.device)).cpu()
-        deviation = self.model.scale.deviation.cpu()
-        calibrated = self.schema.kind == "binary" and bool((deviation != 1).any())
-        # The outputs of an average are those of calibrated members.
-        raw = calibrated and not isinstance(self.model.network, AveragedProperties)
-        uncalibrated = output.sigmoid() if raw else None
-        measured = None if self.model.sets is None else self.model.sets.measured(prediction, target)
-        return ScoredSplit(prediction, target, self.schema, deviation, uncalibrated, measured)
+        return ScoredSplit(prediction, target, self.schema, self.model.scale.deviation.cpu())
 
     def _log_scores(self, stage: str, split: ScoredSplit) -> None:
         named = split.mean
@@ -521,9 +410,6 @@ class MoleculeProperty(Task):
                 named |= {f"{unit}_{name}": scores[unit] for unit in IN_UNITS}
         defined = [not math.isnan(scores[self.main_metric]) for scores in split.scores]
         named["tasks_counted"] = float(sum(defined))
-        if stage == "test" and split.sets:
-            shares = torch.tensor([each["coverage"] for each in split.sets])
-            named["coverage"] = float(shares.nanmean())
         for name, value in named.items():
             shown = name == self.main_metric
             self.log(f"{stage}/{name}", value, prog_bar=shown, sync_dist=True)
@@ -536,10 +422,6 @@ class MoleculeProperty(Task):
         if self.main_metric == "scaled_rmse":
             pairs = zip(self.schema.task_names, self.tested.scores, strict=True)
             lines = [f"test/rmse_{name}: {scores['rmse']:.4g}" for name, scores in pairs]
-        if self.model.conformal is not None and self.tested.sets:
-            sets = zip(self.schema.task_names, self.tested.sets, strict=True)
-            parts = ", ".join(f"{name} {each['coverage']:.3f}" for name, each in sets)
-            lines.append(f"coverage, calibrated for {self.model.conformal.coverage}: {parts}")
         if missing := self.tested.left_out:
             share = f"{len(missing)} of {self.schema.num_tasks} tasks"
             lines.append(f"left out of test/{self.main_metric}: {share}: {', '.join(missing)}")

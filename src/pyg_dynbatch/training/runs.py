@@ -459,21 +459,19 @@ class RunReport(Callback):
 
     All files are written to the folder of the run. Curves need Lightning's ``CSVLogger``. A test of
     trees draws a few labelled trees, if the data module has ``shown_trees``. A test of molecules
-    writes a table of the properties with bootstrap intervals, and draws a parity plot of values or
-    a calibration plot of probabilities.
+    writes a table of the properties, and draws a parity plot of values or a calibration plot of
+    probabilities.
 
     Args:
         trees: Number of trees to draw.
-        resamples: Number of bootstrap resamples; 0 for no intervals.
 
     Example:
         >>> RunReport(trees=2).trees
         2
     """
 
-    def __init__(self, trees: int = 4, resamples: int = 1000) -> None:
+    def __init__(self, trees: int = 4) -> None:
         self.trees = trees
-        self.resamples = resamples
 
     def places(self, trainer: pl.Trainer) -> dict[str, Path]:
         """Return the paths of the pictures of a run; none for a trial run without a folder."""
@@ -518,7 +516,7 @@ class RunReport(Callback):
         places = self.places(trainer)
         write = getattr(pl_module, "report_test", None)
         if trainer.is_global_zero and places and write is not None:
-            write(places["task table"].parent, self.trees, self.resamples)
+            write(places["task table"].parent, self.trees)
 
 
 def panels(count: int, most_per_row: int, width: float, height: float) -> tuple[Any, list[Any]]:
@@ -553,7 +551,7 @@ def tested_scores(folder: Path) -> list[tuple[str, str, float]]:
             (row["task"], name, float(text or "nan"))
             for row in read_table(table)
             for name, text in row.items()
-            if name not in _FACTS and not name.endswith(("_low", "_high"))
+            if name not in _FACTS
         ]
     rows = read_table(metrics) if metrics.is_file() else []
     cells = [cell for row in rows for cell in row.items()]

@@ -78,6 +78,12 @@ def average_precision(score: Values, positive: np.ndarray) -> float:
     return float(hits @ (np.cumsum(hits) / np.cumsum(counts)) / hits.sum())
 
 
+def roc_auc(score: Values, positive: np.ndarray) -> float:
+    """Return the area under the ROC curve, by ranks; tied scores count one half."""
+    hits = int(positive.sum())
+    return float((_ranks(score)[positive].sum() - hits**2 / 2) / (hits * (positive.size - hits)))
+
+
 def varies(values: np.ndarray) -> bool:
     """Return whether there are two different values."""
     return bool(values.size) and bool(values.min() < values.max())
@@ -434,7 +440,7 @@ class Task(pl.LightningModule, ABC):
         if self.data_options:
             checkpoint["pyg_dynbatch_data"] = self.data_options
 
-    def report_test(self, folder: Path, trees: int, resamples: int) -> None:
+    def report_test(self, folder: Path, trees: int) -> None:
         """Write tables and pictures of the last test to a folder; nothing by default."""
 
     def notes(self) -> list[str]:

@@ -541,7 +541,7 @@ class TreeClassification(TreeTask):
             scores[name].update(hit[roots].sum(), counts[roots].sum())
             scores[f"node_{name}"].update(hit.sum(), counts.sum())
 
-    def report_test(self, folder: Path, trees: int, resamples: int) -> None:
+    def report_test(self, folder: Path, trees: int) -> None:
         """Draw a few trees of the test split, if the data module has ``shown_trees``."""
         show = getattr(getattr(self.trainer, "datamodule", None), "shown_trees", None)
         batch, shown, words = show(trees) if show and trees else (None, {}, [])

@@ -7,7 +7,6 @@ import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
-from copy import deepcopy
 from dataclasses import replace
 from itertools import chain, islice
 from pathlib import Path
@@ -28,11 +27,7 @@ from pyg_dynbatch.molecules.features.descriptors import FeatureFile
 from pyg_dynbatch.molecules.features.featurizer import MoleculeFeaturizer
 from pyg_dynbatch.molecules.files.build import CHUNK, featurize_stream, packing_of
 from pyg_dynbatch.molecules.files.read import BadMolecule, RawMolecule
-from pyg_dynbatch.molecules.nets.properties import (
-    ConformalSets,
-    MoleculePropertyModel,
-    property_columns,
-)
+from pyg_dynbatch.molecules.nets.properties import MoleculePropertyModel, property_columns
 from pyg_dynbatch.molecules.schema import MoleculeSchema
 from pyg_dynbatch.samplers import pack_in_order
 
@@ -109,9 +104,6 @@ class MoleculePredictor(prediction.Predictor):
             raise mismatch(ValueError, what, "a model with dropout above 0", got, hint=hint)
         self.dropout, self.max_pairs, self.max_atoms = dropout, max_pairs, max_atoms
         self.features = features, records
-        # Of one model without dropout: the errors of an average are different.
-        sets = None if len(self.models) > 1 or dropout else self.models[0].sets
-        self.sets: ConformalSets | None = deepcopy(sets).cpu() if sets is not None else None
         schema = self.schema
         self.collater = MoleculeCollater(schema.pair_table, schema.pairs, schema.self_pairs)
 
@@ -256,7 +248,7 @@ def predict_stream(
         errors = {error.row: error for error in piece.errors}
         molecules = packing.unpack(piece.arrays, np.arange(len(piece.arrays["row"])))
         found = predictor.predict(molecules, fingerprints)
-        columns = named_columns(found, predictor.schema, predictor.sets).values()
+        columns = named_columns(found, predictor.schema).values()
         texts = ([prediction.cell(value) or "nan" for value in column] for column in columns)
         for number, cells in enumerate(zip(*texts, strict=True)):
             record = waiting.popleft()
@@ -269,14 +261,9 @@ def predict_stream(
             yield StreamRow(record, None, cells, mark)
 
 
-def named_columns(
-    found: Predicted, schema: MoleculeSchema, sets: ConformalSets | None = None
-) -> dict[str, np.ndarray]:
+def named_columns(found: Predicted, schema: MoleculeSchema) -> dict[str, np.ndarray]:
     """Return all columns of predictions by name."""
-    values = torch.from_numpy(found.values)
-    columns = property_columns(values, schema)
-    if sets is not None:
-        columns |= sets.columns(values)
+    columns = property_columns(torch.from_numpy(found.values), schema)
     if found.deviation is not None:
         # Of several classes, the largest deviation.
         each = torch.from_numpy(found.deviation).unflatten(1, (schema.num_tasks, -1)).amax(2)
@@ -290,7 +277,7 @@ def column_names(predictor: MoleculePredictor) -> list[str]:
     several = len(predictor.models) > 1 or predictor.dropout > 0
     row = np.zeros((1, predictor.schema.num_outputs), dtype=np.float32)
     found = Predicted(row, row if several else None)
-    return [*named_columns(found, predictor.schema, predictor.sets)]
+    return [*named_columns(found, predictor.schema)]
 
 
 class Columns(NamedTuple):
