@@ -39,7 +39,6 @@ MORE_PARAMETERS = {
     "molecules/datamodules.py:MoleculeDataModule.__init__": "keys of the configs",
     "molecules/features/featurizer.py:MoleculeFeaturizer.__init__": "keys of the configs",
     "molecules/nets/models.py:WeaveNet.__init__": "every argument is a key of the configs",
-    "samplers.py:NodeBudgetBatchSampler.__init__": "one per option, two of Lightning's",
     "trees/datasets.py:TreeDataset.__init__": "one per option, two of PyG's",
     "trees/models.py:TreeClassifier.__init__": "every argument is a key of the configs",
     "trees/models.py:TreeSimilarity.__init__": "every argument is a key of the configs",

@@ -1,6 +1,6 @@
 import pytest
 import torch
-from torch.utils.data import DistributedSampler, SequentialSampler, get_worker_info
+from torch.utils.data import IterableDataset, SequentialSampler, get_worker_info
 from torch_geometric.data import Data
 
 from pyg_dynbatch.core.levels import Levels
@@ -79,91 +79,17 @@ def test_pinned_batches_move_whole():
         assert moved.schedule.device.type == "cuda"
 
 
-def test_shuffle_is_repeatable_and_changes_with_the_epoch():
-    loader = DataLoader(trees(), batch_size=4, shuffle=True, seed=3)
-    first, second = numbers(loader), numbers(loader)
-    assert first != second
-    assert sorted(sum(first, [])) == sorted(sum(second, [])) == list(range(12))
-    assert numbers(DataLoader(trees(), batch_size=4, shuffle=True, seed=3)) == first
-    assert numbers(DataLoader(trees(), batch_size=4, shuffle=True, seed=4)) != first
-
-
 def test_batch_sampler_is_used():
     data = trees()
-    sampler = NodeBudgetBatchSampler(None, node_counts(data), 16, shuffle=False)
+    sampler = NodeBudgetBatchSampler(SequentialSampler(data), node_counts(data), 16)
     loader = DataLoader(data, batch_sampler=sampler)
     assert len(loader) == len(sampler)
     assert all(batch.num_nodes <= 16 for batch in loader)
     assert sum(numbers(loader), []) == list(range(12))
 
 
-DATA = trees(24)
-
-
-def loader_of(kind, workers=0):
-    if kind == "budget":
-        sampler = NodeBudgetBatchSampler(None, node_counts(DATA), 30, seed=1)
-        return DataLoader(DATA, batch_sampler=sampler, num_workers=workers)
-    return DataLoader(DATA, 3, shuffle=kind == "shuffled", seed=1, num_workers=workers)
-
-
-@pytest.mark.parametrize("workers", [0, 1])
-def test_a_state_of_virtual_ranks_counts_steps(workers):
-    def make(planned, ranks=1):
-        inner = DistributedSampler(DATA, ranks, 0)
-        sampler = NodeBudgetBatchSampler(inner, node_counts(DATA), 30, virtual_ranks=planned)
-        return DataLoader(DATA, batch_sampler=sampler, num_workers=workers)
-
-    loader = make(4)
-    running = iter(loader)
-    for _ in range(9):
-        next(running)
-    state = loader.state_dict()
-    assert (state["position"], state["batches_per_step"]) == (2, 4), "the third step is unfinished"
-    whole = numbers(make(4))
-    alone, first_of_two = make(None), make(4, ranks=2)
-    for other in (alone, first_of_two):
-        other.load_state_dict(state)
-    assert numbers(alone) == whole[8:]
-    assert numbers(first_of_two) == whole[8::2]
-    with pytest.raises(ValueError, match="virtual_ranks differs"):
-        make(2).load_state_dict(state)
-
-
-OTHER_LOADERS = [
-    (lambda: loader_of("budget"), 2, "batch_size differs"),
-    (lambda: DataLoader(DATA, 3, shuffle=True, seed=2), 0, "DataLoader: .*, seed differs"),
-    (lambda: DataLoader(DATA[1:], 3, shuffle=True, seed=1), 0, r"examples differs[\s\S]*24"),
-]
-
-
-@pytest.mark.parametrize(("other", "taken", "message"), OTHER_LOADERS)
-def test_a_state_of_other_batches_is_refused(other, taken, message):
-    running = iter(loader := loader_of("shuffled"))
-    for _ in range(taken):
-        next(running)
-    with pytest.raises(ValueError, match=message):
-        other().load_state_dict(loader.state_dict())
-
-
-def test_a_different_epoch_set_after_loading_starts_from_its_beginning():
-    loader = loader_of("shuffled")
-    loader.load_state_dict({"epoch": 2, "position": 5})
-    loader.sampler.set_epoch(0)
-    assert numbers(loader) == numbers(loader_of("shuffled"))
-
-
-def test_epoch_may_be_set_after_iter():
-    # Lightning calls iter() first and set_epoch() second when it resumes.
-    loader, other = (loader_of("shuffled", workers=1) for _ in range(2))
-    running = iter(loader)
-    loader.sampler.set_epoch(3)
-    other.sampler.set_epoch(3)
-    assert numbers(running) == numbers(other)
-
-
 def test_options_are_kept_under_their_own_names():
-    options = {"arity": 2, "direction": "both", "seed": 5, "shuffle": True}
+    options = {"arity": 2, "direction": "both", "shuffle": True}
     options |= {"follow_batch": ["y"], "exclude_keys": ["depth"]}
     loader = DataLoader(trees(), **options)
     assert {key: getattr(loader, key) for key in options} == options
@@ -188,3 +114,17 @@ def test_a_bad_example_is_named_also_from_a_worker(workers):
     loader = DataLoader([good, good, bad], batch_size=3, num_workers=workers)
     with pytest.raises(ValueError, match="Collater: example 2 of the batch: .*cycle"):
         list(loader)
+
+
+class Stream(IterableDataset):
+    """The examples in an order of its own."""
+
+    def __iter__(self):
+        return iter(trees())
+
+
+def test_streams_are_loaded_in_their_order():
+    assert sum(numbers(DataLoader(Stream(), 5)), []) == list(range(12))
+    for data in (trees(), Stream()):
+        with pytest.raises(TypeError, match=r"Collater: got one example[\s\S]*batch_size=1"):
+            next(iter(DataLoader(data, batch_size=None)))

@@ -1,9 +1,8 @@
-"""Ragged columns, collaters that attach a plan to a batch, and loaders that can be resumed."""
+"""Ragged columns, and collaters and loaders that attach a plan to a batch."""
 
 import copyreg
-import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from copy import copy
 from functools import cache
 from operator import itemgetter
@@ -12,7 +11,7 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import BatchSampler, IterableDataset, SequentialSampler
+from torch.utils.data import DistributedSampler
 from torch_geometric.data import Batch, Data
 from torch_geometric.loader import DataLoader as PyGDataLoader
 from torch_geometric.loader.dataloader import Collater as PyGCollater
@@ -20,7 +19,6 @@ from torch_geometric.loader.dataloader import Collater as PyGCollater
 from pyg_dynbatch.core.errors import describe_value, mismatch
 from pyg_dynbatch.core.movable import MovablePlan
 from pyg_dynbatch.core.structure import concatenated_ranges
-from pyg_dynbatch.samplers import EpochSampler, NodeBudgetBatchSampler, check_plan
 
 
 class Segments:
@@ -390,142 +388,49 @@ def _forms(example: Data, axes: Mapping[str, Any], excluded: Collection[str]) ->
     return forms
 
 
-class ResumableLoader(PyGDataLoader):
-    """Shuffle by seed and epoch alone, and continue in the middle of an epoch."""
+class PlanningLoader(PyGDataLoader):
+    """PyG's loader with a collater of this package, in all else torch's ``DataLoader``.
+
+    Batches of a ``DistributedSampler`` are fetched at the first ``next``, since Lightning sets the
+    epoch after ``iter`` when it continues a run.
+    """
 
     def __init__(
         self,
         dataset: Any,
         batch_size: int | None,
         shuffle: bool | None,
-        collater: Callable[..., Any],
-        *,
-        seed: int | None,
+        collater: PlanningCollater,
         **kwargs: Any,
     ) -> None:
         name = type(self).__name__
-        collate_fn = kwargs.pop("collate_fn", None)
         # Lightning passes the collater on when it rebuilds a loader.
+        collate_fn = kwargs.pop("collate_fn", None)
         if collate_fn is not None and type(collate_fn) is not type(collater):
-            what, kind = f"{name}: collate_fn is given", type(collater).__name__
-            hint = "torch.utils.data.DataLoader(dataset, collate_fn=…)"
-            what += f"; this loader collates with {kind}"
-            raise mismatch(TypeError, what, got=collate_fn, hint=hint)
+            raise mismatch(
+                TypeError,
+                f"{name}: collate_fn is given; this loader collates with {type(collater).__name__}",
+                got=collate_fn,
+                hint="torch.utils.data.DataLoader(dataset, collate_fn=…)",
+            )
         sizes = getattr(kwargs.get("batch_sampler"), "sizes", None)
         if sizes is not None and hasattr(dataset, "__len__") and len(sizes) != len(dataset):
-            what = f"{name}: the sizes of the batch sampler belong to a different data set"
-            expected = f"{len(dataset)} sizes, one per example"
-            hint = "sizes=node_counts(dataset), or pair_counts(dataset) for molecules"
-            raise mismatch(ValueError, what, expected, len(sizes), hint=hint)
-        if shuffle and isinstance(dataset, IterableDataset):
-            what = f"{name}: shuffle=True needs a data set whose examples have numbers"
-            hint = "shuffle in the data set, and leave out shuffle"
-            raise mismatch(ValueError, what, got=type(dataset).__name__, hint=hint)
-        self.collater = collater
-        self.seed = seed
+            raise mismatch(
+                ValueError,
+                f"{name}: the sizes of the batch sampler belong to a different data set",
+                f"{len(dataset)} sizes, one per example",
+                len(sizes),
+                hint="sizes=node_counts(dataset), or pair_counts(dataset) for molecules",
+            )
         self.shuffle = shuffle
-        self._taken: dict[str, int | None] = {"epoch": None, "position": 0}
-        self._resume: tuple[int | None, int] = (None, 0)
-        if shuffle and kwargs.get("sampler") is None and kwargs.get("batch_sampler") is None:
-            kwargs["sampler"], shuffle = EpochSampler(dataset, seed), False
         super().__init__(dataset, batch_size, shuffle, **kwargs)
         self.collate_fn = collater if collate_fn is None else collate_fn
 
     def __iter__(self) -> Iterator[Any]:
-        # Nothing is fetched before the first `next`: Lightning sets the epoch after `iter`.
-        source = self._epoch_source()
-        epoch = None if source is None else source.epoch
-        (resumed, start), self._resume = self._resume, (None, 0)
-        if resumed != epoch:
-            start = 0
-        budget = isinstance(source, NodeBudgetBatchSampler)
-        each = source.batches_per_step if budget else 1
-        self._taken = {"epoch": epoch, "position": start}
-        for number, batch in enumerate(super().__iter__(), start * each if budget else 0):
-            # Other samplers start from the beginning: skip what was taken before the stop.
-            if number < start * each:
-                continue
-            self._taken["position"] = (number + 1) // each
-            yield batch
-        if source is None:
-            self._taken["position"] = 0  # of the next epoch; the length may be unknown
+        samplers = (self.sampler, getattr(self.batch_sampler, "sampler", None))
+        if any(isinstance(sampler, DistributedSampler) for sampler in samplers):
+            return self._fetched_at_first_next()
+        return super().__iter__()
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return the plan, the epoch, and the number of its steps whose batches were all taken."""
-        source = self._epoch_source()
-        if self._taken["epoch"] is None and source is not None:  # nothing was taken yet
-            return {**self._plan(), "epoch": source.epoch, "position": 0}
-        return {**self._plan(), **self._taken}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Let the next pass continue where the state was taken."""
-        source = self._epoch_source()
-        epoch, position = state["epoch"], state["position"] or 0
-        if isinstance(source, NodeBudgetBatchSampler) and epoch is not None:
-            source.load_state_dict(state)
-        plan = self._plan()
-        check_plan(plan, state, type(self).__name__)
-        if position >= state.get("steps", plan["steps"]):
-            epoch, position = None if epoch is None else epoch + 1, 0
-        if position:
-            self._check_order()
-        if epoch is not None and source is not None:
-            source.set_epoch(epoch)
-        self._resume = epoch, position
-        self._taken = {"epoch": epoch, "position": position}  # of a state saved before any batch
-
-    def _plan(self) -> dict[str, Any]:
-        """Return what decides the batches."""
-        source = self._epoch_source()
-        if isinstance(source, NodeBudgetBatchSampler):
-            return {**source.plan(), "batches_per_step": source.batches_per_step}
-        order, endless = self._order(), isinstance(self.dataset, IterableDataset)
-        plan: dict[str, Any] = {
-            "sampler": type(order).__name__,
-            "ranks": getattr(order, "num_replicas", 1),
-            "shuffle": getattr(order, "shuffle", None),
-            "batch_size": getattr(self.batch_sampler, "batch_size", None),
-            "drop_last": getattr(self.batch_sampler, "drop_last", None),
-            "steps": math.inf if endless else len(self),
-            "batches_per_step": 1,
-        }
-        if not endless:
-            counted: Any = getattr(order, "data_source", self.dataset)
-            plan["examples"] = len(counted)
-        return {**plan, **(order.plan() if isinstance(order, EpochSampler) else {})}
-
-    def _check_order(self) -> None:
-        """Raise an error if the examples may be in a different order in another process."""
-        order = self._order()
-        if type(order) is SequentialSampler or order is self._epoch_source() is not None:
-            return
-        endless = isinstance(self.dataset, IterableDataset)
-        name = f"{type(self).__name__}: cannot resume in the middle of an epoch"
-        what = f"{name}, the order of the examples is not known to repeat"
-        expected = "shuffle=True with a seed, no sampler, or a sampler with epoch and set_epoch"
-        got = type(self.dataset if endless else order).__name__
-        raise mismatch(ValueError, what, expected, got, hint="resume at the end of an epoch")
-
-    def _order(self) -> Any:
-        """Return the sampler that decides the order of the examples."""
-        batches = self.batch_sampler
-        return batches.sampler if type(batches) is BatchSampler else batches
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Leave out worker processes, and copy the state of the generator."""
-        state = None if self.generator is None else self.generator.get_state().numpy()
-        return {**self.__dict__, "_iterator": None, "generator": state}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        """Restore the generator."""
-        self.__dict__.update(state)
-        if state["generator"] is not None:
-            self.generator = torch.Generator()
-            self.generator.set_state(torch.from_numpy(state["generator"]))
-
-    def _epoch_source(self) -> Any:
-        """Return the sampler that counts the epochs; None if the order never changes."""
-        for source in (self.batch_sampler, getattr(self.batch_sampler, "sampler", None)):
-            if hasattr(source, "epoch") and hasattr(source, "set_epoch"):
-                return source
-        return None
+    def _fetched_at_first_next(self) -> Iterator[Any]:
+        yield from super().__iter__()

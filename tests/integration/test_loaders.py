@@ -8,6 +8,7 @@ import lightning.pytorch as pl
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import RandomSampler, SequentialSampler
 
 from pyg_dynbatch.core.levels import Levels
 from pyg_dynbatch.loader import DataLoader, NodeBudgetBatchSampler, node_counts
@@ -84,8 +85,9 @@ class WithoutLoaders(Recorder):
 def make_loader(kind: str, shuffle: bool) -> DataLoader:
     data = examples()
     if kind == "plain":
-        return DataLoader(data, batch_size=4, shuffle=shuffle, arity=3, seed=0)
-    sampler = NodeBudgetBatchSampler(None, node_counts(data), max_nodes=20, shuffle=shuffle)
+        return DataLoader(data, batch_size=4, shuffle=shuffle, arity=3)
+    order = RandomSampler(data) if shuffle else SequentialSampler(data)
+    sampler = NodeBudgetBatchSampler(order, node_counts(data), max_nodes=20)
     return DataLoader(data, batch_sampler=sampler, arity=3)
 
 
@@ -138,32 +140,3 @@ def check_seen(ranks: list[list[list[int]]], exact: bool) -> None:
         assert max(seen.values()) == 1
     else:
         assert sum(seen.values()) == COUNT + 1, "Lightning pads to an even number"
-
-
-class Stop(pl.Callback):
-    """Save a checkpoint in the middle of an epoch."""
-
-    def __init__(self, path: Path, step: int):
-        self.path, self.step = path, step
-
-    def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
-        if trainer.global_step == self.step:
-            trainer.save_checkpoint(self.path)
-
-
-@pytest.mark.parametrize(("kind", "step"), [("plain", 3), ("budget", 12)])
-def test_a_run_stopped_in_an_epoch_resumes_with_the_next_batch(tmp_path, kind, step):
-    whole = Recorder(tmp_path, kind)
-    path = tmp_path / "stopped.ckpt"
-    trainer(tmp_path, limit_val_batches=0, max_epochs=3, callbacks=[Stop(path, step)]).fit(whole)
-    rest = Recorder(tmp_path, kind)
-    trainer(tmp_path, limit_val_batches=0, max_epochs=3).fit(rest, ckpt_path=path)
-    assert [row[3] for row in rest.seen] == [row[3] for row in whole.seen[step:]]
-    assert torch.equal(rest.weight, whole.weight)
-
-
-def test_ranks_are_found_without_a_distributed_sampler(tmp_path):
-    options = {"use_distributed_sampler": False, "limit_val_batches": 0}
-    trainer(tmp_path, 2, **options).fit(Recorder(tmp_path, "budget"))
-    for epoch in (0, 1):
-        check_seen(read(tmp_path, "fit", 2, epoch), exact=True)

@@ -1,141 +1,167 @@
-"""A stopped loader sees every example of the epoch exactly once, or refuses by name to resume."""
+"""A run that is resumed from the end of an epoch is one that never stopped."""
 
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
 import pytest
 import torch
-from torch.utils.data import (
-    BatchSampler,
-    DistributedSampler,
-    IterableDataset,
-    RandomSampler,
-    SequentialSampler,
-    Subset,
-)
+from lightning.pytorch.callbacks import ModelCheckpoint
+from torch import Tensor, nn
 
-from pyg_dynbatch.loader import DataLoader, NodeBudgetBatchSampler, node_counts
+from pyg_dynbatch.data import DynTreeData
+from pyg_dynbatch.lightning import RandomState, SplitDataModule
+from pyg_dynbatch.loader import DataLoader
+from pyg_dynbatch.nn import ChildSumTreeLSTM
+from tests.molecules.molecules import molecule_data, property_task
+from tests.training.helpers import FORKS, bare_trainer, listops, task
 from tests.trees.helpers import chain_tree
 
-DATA = [chain_tree(n % 5 + 1, target=torch.tensor([n])) for n in range(24)]
+pytestmark = [*FORKS, pytest.mark.filterwarnings("ignore:.*(persistent_workers|Experiment logs)")]
 
 
-class Stream(IterableDataset):
-    """The examples in an order of its own."""
+class NoisyTrees:
+    """Chains whose inputs are drawn anew whenever they are read."""
 
-    def __iter__(self):
-        return iter(DATA)
+    def __len__(self) -> int:
+        return 13
 
-
-def budget(limit, data=DATA, **options):
-    sampler = NodeBudgetBatchSampler(None, node_counts(data), limit, **options)
-    return DataLoader(data, batch_sampler=sampler)
-
-
-def batched(size, sampler):
-    return DataLoader(DATA, batch_sampler=BatchSampler(sampler, size, False))
+    def __getitem__(self, number: int) -> DynTreeData:
+        nodes = number % 4 + 1
+        return chain_tree(nodes, x=torch.rand(nodes, 3), y=torch.full((nodes,), float(number)))
 
 
-KINDS = {
-    "in order": lambda: DataLoader(DATA, 4),
-    "in order, others of a batch": lambda: DataLoader(DATA, 6),
-    "in order, the last batch dropped": lambda: DataLoader(DATA, 7, drop_last=True),
-    "in order, the last batch kept": lambda: DataLoader(DATA, 7),
-    "a part": lambda: DataLoader(Subset(DATA, range(20)), 4),
-    "shuffled": lambda: DataLoader(DATA, 4, shuffle=True, seed=1),
-    "shuffled, others of a batch": lambda: DataLoader(DATA, 6, shuffle=True, seed=1),
-    "shuffled otherwise": lambda: DataLoader(DATA, 4, shuffle=True, seed=2),
-    "shuffled, the last batch dropped": lambda: DataLoader(DATA, 7, True, seed=1, drop_last=True),
-    "shuffled, the last batch kept": lambda: DataLoader(DATA, 7, True, seed=1),
-    "a sampler": lambda: DataLoader(DATA, 4, sampler=RandomSampler(DATA)),
-    "a list as sampler": lambda: DataLoader(DATA, 4, sampler=list(range(24))),
-    "a list of batches": lambda: DataLoader(
-        DATA, batch_sampler=[[0, 1], [2, 3], list(range(4, 24))]
-    ),
-    "a batch sampler": lambda: batched(4, SequentialSampler(DATA)),
-    "a batch sampler at random": lambda: batched(4, RandomSampler(DATA)),
-    "one of several ranks": lambda: DataLoader(DATA, 4, sampler=DistributedSampler(DATA, 1, 0)),
-    "budget": lambda: budget(12),
-    "budget, smaller": lambda: budget(9),
-    "budget in order": lambda: budget(12, shuffle=False),
-    "budget of ranks": lambda: budget(12, virtual_ranks=2),
-    "iterable": lambda: DataLoader(Stream(), 4),
-    "iterable, others of a batch": lambda: DataLoader(Stream(), 6),
-    "workers": lambda: DataLoader(DATA, 4, shuffle=True, seed=1, num_workers=1),
-    "iterable, workers": lambda: DataLoader(Stream(), 4, num_workers=1),
+class OwnData(SplitDataModule):
+    """A user's own data, split and loader."""
+
+    def dataset(self, split: Any) -> NoisyTrees:
+        return NoisyTrees()
+
+    def sizes(self, split: Any) -> list[int]:
+        return [number % 4 + 1 for number in range(13)]
+
+    def make_loader(self, dataset: Any, batch_size: int = 1, **options: Any) -> DataLoader:
+        return DataLoader(dataset, batch_size=batch_size, **options)
+
+
+class OwnModel(pl.LightningModule):
+    """A user's own module over a layer of ours."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = ChildSumTreeLSTM(3, 5)
+        self.head = nn.Sequential(nn.Dropout(0.5), nn.Linear(5, 1))
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        x = batch.x.to(self.dtype)
+        rows = self.head(self.layer(x, batch.edge_index, batch.schedule))
+        return (rows[:, 0] - batch.y).square().mean()
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.log("val/loss", self.training_step(batch, batch_idx), batch_size=batch.num_graphs)
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.Adam(self.parameters(), 0.01)
+
+
+def trees(folder: Path, **options: Any) -> tuple[Any, Any]:
+    data = listops(folder / "data", **options)
+    return task(data, cell="nary", arity=5, output_dropout=0.3), data
+
+
+def molecules(folder: Path, **options: Any) -> tuple[Any, Any]:
+    if "max_nodes" in options:
+        options["max_pairs"] = 20 * options.pop("max_nodes")
+    data = molecule_data(folder, "regression", **options)
+    return property_task(data, dropout=0.3), data
+
+
+def own(folder: Path, **options: Any) -> tuple[Any, Any]:
+    if "max_nodes" in options:
+        options["budget"] = options.pop("max_nodes") // 10
+    return OwnModel(), OwnData(**options)
+
+
+KINDS: dict[str, Callable[..., tuple[Any, Any]]] = {
+    "trees": trees,
+    "molecules": molecules,
+    "own": own,
 }
-QUICK = [kind for kind in KINDS if "workers" not in kind]
 
 
-def numbers(batches):
-    return [batch.target.tolist() for batch in batches]
+def run(
+    folder: Path,
+    kind: str,
+    resume: Path | None = None,
+    ranks: int = 1,
+    loading: dict[str, Any] | None = None,
+    **workers: Any,
+) -> tuple[dict[str, Tensor], Path]:
+    """Train three epochs; return the weights, and the folder of a checkpoint per epoch."""
+    pl.seed_everything(4, verbose=False)
+    here = folder / ("resumed" if resume else "whole")
+    module, data = KINDS[kind](folder, **(loading or {}), num_workers=2 if workers else 0)
+    if workers:
+        options = data._loader_options
+        data._loader_options = lambda: {**options(), **workers}
+    keep = ModelCheckpoint(here, "{epoch}", save_top_k=-1)
+    trainer = bare_trainer(
+        folder, ranks, max_epochs=3, callbacks=[RandomState(), keep], enable_checkpointing=True
+    )
+    trainer.fit(module, datamodule=data, ckpt_path=resume)
+    if ranks > 1:  # the weights of the forked ranks
+        return torch.load(here / "epoch=2.ckpt", weights_only=True)["state_dict"], here
+    return module.state_dict(), here
 
 
-def stopped(kind, stop):
-    """Take some batches; return the state, and the examples taken in whole steps."""
-    loader = KINDS[kind]()
-    running = iter(loader)
-    taken = numbers(next(running) for _ in range(stop))
-    state = loader.state_dict()
-    return state, sum(taken[: state["position"] * state.get("batches_per_step", 1)], [])
+def check(folder: Path, kind: str, epoch: int, **options: Any) -> None:
+    whole, checkpoints = run(folder, kind, **options)
+    resumed, _ = run(folder, kind, checkpoints / f"epoch={epoch}.ckpt", **options)
+    assert whole.keys() == resumed.keys()
+    for name, weight in whole.items():
+        assert torch.equal(weight, resumed[name]), name
+    first = torch.load(checkpoints / f"epoch={epoch}.ckpt", weights_only=True)["state_dict"]
+    assert any(not torch.equal(weight, first[name]) for name, weight in whole.items())
 
 
-def resumed(kind, state):
-    """Return the rest of the epoch, or None if this was refused by name."""
-    loader = KINDS[kind]()
-    again = KINDS[kind]()
-    try:
-        loader.load_state_dict(state)
-        again.load_state_dict(loader.state_dict())
-    except ValueError as error:
-        assert "DataLoader: cannot resume" in str(error) or "BatchSampler: cannot" in str(error)
-        assert "expected:" in str(error) and "got:" in str(error)
-        return None
-    rest = numbers(loader)
-    if "workers" not in kind:  # for the time it takes
-        assert rest == numbers(again) or not repeats(kind), "a state saved before any batch"
-    return sum(rest, [])
+@pytest.mark.parametrize("loading", [{"batch_size": 4}, {"max_nodes": 60}], ids=str)
+@pytest.mark.parametrize("kind", KINDS)
+def test_in_one_process(kind: str, loading: dict[str, Any], tmp_path: Path) -> None:
+    check(tmp_path, kind, 0, loading=loading)
 
 
-def repeats(kind):
-    return not any(word in kind for word in ("a sampler", "at random", "iterable"))
-
-
-@pytest.mark.parametrize(
-    "kind", [k if k in QUICK else pytest.param(k, marks=pytest.mark.long) for k in KINDS]
-)
-@pytest.mark.parametrize("stop", [1, 2])
-def test_every_example_is_seen_once_or_resuming_is_refused(kind, stop):
-    state, taken = stopped(kind, stop)
-    rest = resumed(kind, state)
-    if rest is None:
-        assert not repeats(kind) or "a list" in kind
-    elif "dropped" in kind:
-        whole = sum(numbers(KINDS[kind]()), [])
-        assert taken + rest == whole
-    else:
-        assert sorted(taken + rest) == list(range(len(KINDS[kind]().dataset)))
+# Persistent workers go on drawing from epoch to epoch, so none draw the inputs of "own" here.
+WORKERS = [
+    ("trees", "fork", True),
+    ("trees", "spawn", False),
+    ("molecules", "fork", False),
+    ("molecules", "spawn", True),
+    ("own", "fork", False),
+    ("own", "spawn", False),
+]
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("kind", QUICK)
-def test_a_state_never_fits_another_loader_that_skips_or_repeats_examples(kind):
-    state, taken = stopped(kind, 1)
-    for other in QUICK:
-        rest = resumed(other, state)
-        # Of several virtual ranks no step is finished: the other loader starts its own epoch.
-        whole = sum(numbers(KINDS[kind if state["position"] else other]()), [])
-        assert rest is None or sorted(taken + rest) == sorted(whole), other
+@pytest.mark.parametrize(("kind", "start", "persistent"), WORKERS)
+def test_with_workers(kind: str, start: str, persistent: bool, tmp_path: Path) -> None:
+    workers = {"multiprocessing_context": start, "persistent_workers": persistent}
+    check(tmp_path, kind, 1, loading={"batch_size": 8}, **workers)
 
 
-@pytest.mark.parametrize("kind", QUICK)
-def test_the_end_of_an_epoch_begins_the_next_one(kind):
-    loader, other = KINDS[kind](), KINDS[kind]()
-    whole = sum(numbers(loader), [])
-    other.load_state_dict(loader.state_dict())
-    assert sorted(sum(numbers(other), [])) == sorted(whole) or "dropped" in kind
+@pytest.mark.long
+@pytest.mark.parametrize("loading", [{"batch_size": 4}, {"max_nodes": 100}], ids=str)
+@pytest.mark.parametrize("kind", ["trees", "molecules"])
+def test_on_two_ranks(kind: str, loading: dict[str, Any], tmp_path: Path) -> None:
+    check(tmp_path, kind, 1, ranks=2, loading=loading)
 
 
-def test_what_no_loader_can_do_is_said():
-    with pytest.raises(ValueError, match=r"DataLoader: shuffle=True needs[\s\S]*got: +Stream"):
-        DataLoader(Stream(), 4, shuffle=True)
-    for data in (DATA, Stream()):
-        with pytest.raises(TypeError, match=r"Collater: got one example[\s\S]*batch_size=1"):
-            next(iter(DataLoader(data, batch_size=None)))
+def test_the_order_is_that_of_the_run_that_is_resumed(tmp_path: Path, monkeypatch: Any) -> None:
+    """Whatever the seed of the process that resumes it is."""
+    whole, checkpoints = run(tmp_path, "trees", loading={"batch_size": 4})
+    seed = pl.seed_everything
+    monkeypatch.setattr(pl, "seed_everything", lambda *_, **options: seed(99, **options))
+    checkpoint = checkpoints / "epoch=0.ckpt"
+    resumed, _ = run(tmp_path, "trees", checkpoint, loading={"batch_size": 4})
+    for name, weight in whole.items():
+        assert torch.equal(weight, resumed[name]), name

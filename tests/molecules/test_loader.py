@@ -1,6 +1,7 @@
 """The molecule loader behaves as the other loader does, with pairs instead of schedules."""
 
 import pytest
+from torch.utils.data import SequentialSampler
 
 from pyg_dynbatch.loader import Collater, MoleculeLoader, NodeBudgetBatchSampler, pair_counts
 from pyg_dynbatch.nn.pairs import Pairs
@@ -28,14 +29,14 @@ def test_batches_carry_their_pairs(workers):
 
 def test_batches_bounded_by_pairs():
     data = molecules()
-    sampler = NodeBudgetBatchSampler(None, pair_counts(data), 30, shuffle=False)
+    sampler = NodeBudgetBatchSampler(SequentialSampler(data), pair_counts(data), 30)
     loader = MoleculeLoader(data, TABLE, batch_sampler=sampler)
     assert all(batch.pairs.num_pairs <= 30 for batch in loader)
     assert sorted(sum(rows(loader), [])) == list(range(20))
 
 
 def test_options_are_kept_under_their_own_names():
-    options = {"pairs": "bonds", "self_pairs": False, "seed": 5, "shuffle": True}
+    options = {"pairs": "bonds", "self_pairs": False, "shuffle": True}
     options |= {"exclude_keys": ["smiles"], "pair_table": TABLE}
     loader = MoleculeLoader(molecules(), **options)
     assert {key: getattr(loader, key) for key in options} == options
@@ -45,7 +46,7 @@ def test_faulty_arguments_are_refused():
     words = r"(?s)MoleculeLoader: collate_fn is given.*this loader collates with MoleculeCollater"
     with pytest.raises(TypeError, match=words):
         MoleculeLoader(molecules(), TABLE, collate_fn=Collater())
-    sampler = NodeBudgetBatchSampler(None, [1, 2, 3], 10)
+    sampler = NodeBudgetBatchSampler(SequentialSampler(range(3)), [1, 2, 3], 10)
     words = r"(?s)MoleculeLoader: the sizes .* belong to a different.*pair_counts\(dataset\)"
     with pytest.raises(ValueError, match=words):
         MoleculeLoader(molecules(), TABLE, batch_sampler=sampler)

@@ -156,19 +156,29 @@ def test_pictures_show_small_trees_with_their_true_words(tmp_path: Path, samples
 
 
 def test_seed_is_the_global_one_else_that_of_the_first_rank(tmp_path, monkeypatch):
-    def seeds(data: TreeDataModule) -> set[int | None]:
-        return {data.train_dataloader().seed, data.val_dataloader().batch_sampler.seed}
+    def seed() -> int:
+        data = attached(listops(tmp_path), tmp_path)
+        monkeypatch.setattr(data.trainer.strategy, "broadcast", lambda seed: seed + 5)
+        loader = data.train_dataloader()
+        assert loader.generator.initial_seed() == loader.sampler.seed
+        assert data.state_dict()["order_seed"] == loader.sampler.seed
+        return loader.sampler.seed
 
     monkeypatch.delenv("PL_GLOBAL_SEED", raising=False)
-    assert seeds(listops(tmp_path)) == {0}
-    data = attached(listops(tmp_path), tmp_path)
     torch.manual_seed(12)
-    assert seeds(data) == {12}
-    monkeypatch.setattr(data.trainer.strategy, "broadcast", lambda seed: seed + 5)
-    assert seeds(data) == {17}
+    assert seed() == 17
     monkeypatch.setenv("PL_GLOBAL_SEED", "41")
-    assert seeds(data) == seeds(listops(tmp_path)) == {41}
-    assert data.train_dataloader().generator.initial_seed() == 41
+    assert seed() == 46
+
+
+def test_a_second_fit_takes_the_seed_of_its_own(tmp_path, monkeypatch):
+    data = attached(listops(tmp_path), tmp_path)
+    seeds = []
+    for seed in (1, 2):
+        monkeypatch.setenv("PL_GLOBAL_SEED", str(seed))
+        data.setup("fit")
+        seeds.append(data.train_dataloader().sampler.seed)
+    assert seeds == [1, 2]
 
 
 def test_trees_above_the_budget_are_said(tmp_path: Path) -> None:

@@ -1,6 +1,5 @@
 """Split files of JSON documents, and train a model of them."""
 
-import json
 from collections.abc import Mapping
 from functools import cached_property, partial
 from typing import Any
@@ -17,12 +16,11 @@ from pyg_dynbatch.core.errors import checked_count, checked_range, mismatch
 from pyg_dynbatch.documents.predict import (
     DocumentPredictionModel,
     collate,
-    deep_recursion,
     name_of_class,
     read_documents,
     traced,
 )
-from pyg_dynbatch.loading import ResumableLoader
+from pyg_dynbatch.loading import PlanningLoader
 from pyg_dynbatch.training.data import SPLITS, SplitDataModule, SplitName
 from pyg_dynbatch.training.optimizers import OptimizerOptions, RateOptions
 from pyg_dynbatch.training.task import Agreement, RatioMetric, Summed, Task, rmse
@@ -62,8 +60,6 @@ class DocumentFileData(SplitDataModule):
         >>> data.schema["classes"], list(data.schema["documents"]["nodes"])
         (['a', 'b'], ['$', '$.x', '$.y'])
     """
-
-    size_name = "records"
 
     def __init__(
         self,
@@ -167,6 +163,7 @@ class DocumentFileData(SplitDataModule):
 
     def setup(self, stage: str) -> None:
         """Read the documents; before ``fit`` print their schema."""
+        super().setup(stage)
         documents = self.schema["documents"]
         if stage == "fit":
             rank_zero_info(str(DocumentSchema.from_dict(documents)))
@@ -200,17 +197,10 @@ class DocumentFileData(SplitDataModule):
         """Count the integers of the recording of every document."""
         return [len(example.code) for example, _ in self.dataset(split)]
 
-    def contents(self, split: SplitName) -> list[np.ndarray]:
-        """Return the documents, without their places in the file."""
-        with deep_recursion():
-            text = json.dumps([document for _, document in self.documents[split]])
-        return [np.frombuffer(text.encode(), np.uint8)]
-
-    def make_loader(self, dataset: Any, batch_size: int = 1, **options: Any) -> ResumableLoader:
+    def make_loader(self, dataset: Any, batch_size: int = 1, **options: Any) -> PlanningLoader:
         """Create a loader of traced documents."""
-        given = {"shuffle": False, "seed": None, **options}
-        given["collater"] = partial(collate, self._compiler().collate)
-        return ResumableLoader(dataset, batch_size=batch_size, **given)
+        collater: Any = partial(collate, self._compiler().collate)
+        return PlanningLoader(dataset, batch_size, shuffle=False, collater=collater, **options)
 
     def describe_examples(self, example: np.ndarray) -> dict[str, np.ndarray]:
         """Return the places of documents, for the table of predictions."""

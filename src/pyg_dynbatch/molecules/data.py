@@ -15,8 +15,8 @@ from pyg_dynbatch.core.errors import describe_value, mismatch
 from pyg_dynbatch.core.structure import array_of, checksum
 from pyg_dynbatch.loading import (
     PlanningCollater,
+    PlanningLoader,
     RaggedColumns,
-    ResumableLoader,
     Segments,
     allow_batches,
     slices_of,
@@ -363,12 +363,13 @@ class MoleculeCollater(PlanningCollater):
         return f"{type(self).__name__}(pairs={self.pairs!r}, self_pairs={self.self_pairs})"
 
 
-class MoleculeLoader(ResumableLoader):
+class MoleculeLoader(PlanningLoader):
     """Loads mini-batches whose ``pairs`` were attached in the worker process.
 
     The cost of a weave layer depends on the number of pairs, which a sampler can limit::
 
-        sampler = NodeBudgetBatchSampler(None, pair_counts(dataset), 20_000, oversize="alone")
+        order = RandomSampler(dataset)
+        sampler = NodeBudgetBatchSampler(order, pair_counts(dataset), 20_000, oversize="alone")
         MoleculeLoader(dataset, dataset.pair_table, batch_sampler=sampler)
 
     Args:
@@ -376,10 +377,9 @@ class MoleculeLoader(ResumableLoader):
         pair_table: What the pair codes mean.
         batch_size: Molecules per batch; omitted with ``batch_sampler``. Pass it by name inside a
             Lightning hook: Lightning cannot rebuild a loader that has it by position.
-        shuffle: Whether to shuffle, differently in every epoch.
+        shuffle: Whether to shuffle, differently in every pass, as torch's ``DataLoader`` does.
         pairs: As in :class:`MoleculeCollater`.
         self_pairs: As in :class:`MoleculeCollater`.
-        seed: Seed of the shuffle; None for torch's initial seed (``seed_everything``).
         exclude_keys: Fields to omit, as in PyG.
         **kwargs: As in ``torch.utils.data.DataLoader``, and ``follow_batch`` as in PyG.
 
@@ -405,11 +405,10 @@ class MoleculeLoader(ResumableLoader):
         *,
         pairs: str | int = "all",
         self_pairs: bool = True,
-        seed: int | None = None,
         exclude_keys: Sequence[str] | None = None,
         **kwargs: Any,
     ) -> None:
         self.pair_table, self.pairs, self.self_pairs = pair_table, pairs, self_pairs
         fields = {"follow_batch": kwargs.pop("follow_batch", None), "exclude_keys": exclude_keys}
         collater = MoleculeCollater(pair_table, pairs, self_pairs, **fields)
-        super().__init__(dataset, batch_size, shuffle, collater, seed=seed, **fields, **kwargs)
+        super().__init__(dataset, batch_size, shuffle, collater, **fields, **kwargs)

@@ -49,13 +49,10 @@ class MoleculeDataModule(SplitDataModule):
             `pairs` selects among them. A larger molecule is a separate batch.
         num_workers: Loader processes; 0 loads in the training process.
         predict_split: The split that ``predict`` runs over.
-        virtual_ranks: As in :class:`~pyg_dynbatch.lightning.TreeDataModule`.
 
     Raises:
         ValueError: If the set of pairs is unknown, or an option is out of range.
     """
-
-    size_name = "pairs"
 
     kind: PropertyKind
     classes: int = 2  # of a multiclass property
@@ -74,9 +71,8 @@ class MoleculeDataModule(SplitDataModule):
         max_pairs: int | None = None,
         num_workers: int = 0,
         predict_split: SplitName = "test",
-        virtual_ranks: int | None = None,
     ) -> None:
-        super().__init__(batch_size, max_pairs, num_workers, predict_split, virtual_ranks)
+        super().__init__(batch_size, max_pairs, num_workers, predict_split)
         check_pair_set(pairs)  # now, as the first batch may be hours away
         self.split, self.pairs, self.self_pairs = split, pairs, self_pairs
         self.max_pairs, self.featurizer, self.reading = max_pairs, featurizer, reading
@@ -167,10 +163,6 @@ class MoleculeDataModule(SplitDataModule):
         """Count the pairs of atoms of every molecule."""
         return pair_counts(self.dataset(split))
 
-    def contents(self, split: SplitName) -> list[np.ndarray]:
-        """Return the targets; the split itself compares the molecules."""
-        return [self.targets(split).numpy()]
-
     def make_loader(self, dataset: Any, batch_size: int = 1, **options: Any) -> MoleculeLoader:
         """Return a loader whose batches have their pairs of atoms."""
         options = {"pairs": self.pairs, "self_pairs": self.self_pairs, **options}
@@ -179,6 +171,7 @@ class MoleculeDataModule(SplitDataModule):
 
     def setup(self, stage: str) -> None:
         """Load and split the molecules; before training, check the targets and report the data."""
+        super().setup(stage)
         for split in self.splits_of(stage):
             if not len(self.indices(split)):
                 what, got = f"the {split} split is empty", f"none of {len(self.molecules)}"

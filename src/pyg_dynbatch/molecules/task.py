@@ -24,7 +24,6 @@ from pyg_dynbatch.molecules.nets.properties import MoleculePropertyModel
 from pyg_dynbatch.molecules.schema import MoleculeSchema, PropertyKind, check_same
 from pyg_dynbatch.nn.weave import CountedBatchNorm
 from pyg_dynbatch.prediction import Columns, naming_file, read_checkpoint, write_table
-from pyg_dynbatch.training.data import sampler_of
 from pyg_dynbatch.training.optimizers import OptimizerOptions, RateOptions
 from pyg_dynbatch.training.runs import FILES, panels
 from pyg_dynbatch.training.task import (
@@ -337,18 +336,6 @@ class MoleculeProperty(Task):
                 self.fit_descriptors(data.descriptors("train"))
         elif self.schema.kind == "regression" and self.model.scale.deviation.eq(1).all():
             rank_zero_info("targets are not standardized: no data module has targets to train on")
-
-    def on_train_start(self) -> None:
-        """Check that statistics are not synchronized over a part of the virtual ranks only."""
-        super().on_train_start()
-        sampler = sampler_of(self.trainer)
-        parts = 1 if sampler is None else sampler.batches_per_step
-        norms = (each for each in self.modules() if isinstance(each, CountedBatchNorm))
-        if parts > 1 and any(norm.sync for norm in norms):
-            what = "MoleculeProperty: sync would use the statistics of a part of each step"
-            expected = f"{parts * self.trainer.world_size} ranks, as many as virtual ranks"
-            hint = "norm='layer', atom_norm=None, or no sync"
-            raise mismatch(ValueError, what, expected, self.trainer.world_size, hint=hint)
 
     def fit_targets(self, targets: Float[Tensor, "molecule task"]) -> None:
         """Fit target scaling and label weights to targets, NaN where unknown, as ``fit`` does."""

@@ -1,30 +1,18 @@
-"""Base of all data modules: three splits, their loaders, one seed for all ranks.
+"""Base of all data modules: three splits, their loaders, one seed for all ranks."""
 
-A run with a fixed number of virtual ranks can be trained on any number of ranks that divides it. It
-is resumed in this order: ``Task.on_load_checkpoint`` calls ``continue_plan``, which hands the plan
-of the checkpoint to the data module; ``train_dataloader`` of the data module builds the sampler and
-calls ``accumulate``; in ``Task.on_train_start`` the loader and its sampler compare their plan with
-that of the checkpoint and take over the position; before every batch, ``Task.on_train_batch_start``
-calls ``seed_batch``.
-"""
-
-import hashlib
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
-from functools import cached_property
-from typing import Any, ClassVar, Literal
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
 
 import lightning.pytorch as pl
-import numpy as np
 import torch
 from lightning.pytorch.accelerators import CUDAAccelerator
-from lightning.pytorch.callbacks import GradientAccumulationScheduler
-from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_warn
+from torch.utils.data import DistributedSampler, RandomSampler, SequentialSampler
 
-from pyg_dynbatch.core.errors import checked_count, count_or_none, mismatch
-from pyg_dynbatch.samplers import NodeBudgetBatchSampler, digest_of_sizes
+from pyg_dynbatch.core.errors import checked_count
+from pyg_dynbatch.samplers import NodeBudgetBatchSampler
 
 SplitName = Literal["train", "val", "test"]
 SPLITS: tuple[SplitName, ...] = ("train", "val", "test")
@@ -33,8 +21,13 @@ SPLITS: tuple[SplitName, ...] = ("train", "val", "test")
 class SplitDataModule(pl.LightningDataModule, ABC):
     """Build the loaders of three splits, with batches of a fixed number or total size of examples.
 
-    Only the training split is shuffled. On several devices batches are assigned to ranks without
-    padding, so no example is counted twice.
+    Only the training split is shuffled, by torch's ``DistributedSampler``: under a Trainer, a seed
+    and the epoch decide its order, on one rank too, so that a run which is resumed at the end of
+    an epoch goes on as if it had never stopped. The seed is that of ``seed_everything``, or else
+    torch's initial one, and is kept in checkpoints. Without a Trainer, every pass draws an order.
+
+    On several ranks, no example of the other splits is counted twice. Of the training split,
+    ``DistributedSampler`` repeats a few if their number is not a multiple of the number of ranks.
 
     Args:
         batch_size: Examples in a batch.
@@ -42,13 +35,7 @@ class SplitDataModule(pl.LightningDataModule, ABC):
             a larger example becomes a separate batch, with a warning.
         num_workers: Loader processes; 0 loads in the training process.
         predict_split: The split that ``predict`` runs over.
-        virtual_ranks: Batches of a training step on all ranks together; each rank accumulates the
-            gradients of its share, so the number of ranks can be any divisor, and change when the
-            run is resumed. By default the number of ranks of the first run.
     """
-
-    size_name: ClassVar[str] = "nodes"
-    """What :meth:`sizes` counts, for logs."""
 
     def __init__(
         self,
@@ -56,16 +43,13 @@ class SplitDataModule(pl.LightningDataModule, ABC):
         budget: int | None = None,
         num_workers: int = 0,
         predict_split: SplitName = "test",
-        virtual_ranks: int | None = None,
     ) -> None:
         super().__init__()
         name = type(self).__name__
         self.batch_size = checked_count(f"{name}: batch_size", batch_size)
         self.budget, self.num_workers = budget, num_workers
         self.predict_split: SplitName = predict_split
-        self.virtual_ranks = count_or_none(f"{name}: virtual_ranks", virtual_ranks)
-        self.resumed: Mapping[str, Any] = {}
-        """Plan of the run that is continued: its ``virtual_ranks`` and ``seed``."""
+        self._order_seed: int | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out the trainer, as Lightning's modules do."""
@@ -88,104 +72,93 @@ class SplitDataModule(pl.LightningDataModule, ABC):
     def make_loader(self, dataset: Any, batch_size: int = 1, **options: Any) -> Any:
         """Return a loader whose batches have what the model needs."""
 
+    def setup(self, stage: str) -> None:
+        """Forget the seed of an earlier run; Lightning restores that of a checkpoint after this."""
+        if stage == "fit":
+            self._order_seed = None
+
     def splits_of(self, stage: str) -> tuple[SplitName, ...]:
         """List the splits that a stage of Lightning needs."""
         fixed: dict[str, tuple[SplitName, ...]] = {"fit": ("train", "val"), "validate": ("val",)}
         return {**fixed, "test": ("test",), "predict": (self.predict_split,)}[stage]
 
     def train_dataloader(self) -> Any:
-        """Return a loader that shuffles the training split in every epoch."""
-        world = 1 if self.trainer is None else self.trainer.world_size
-        virtual = self.virtual_ranks or self.resumed.get("virtual_ranks", world)
-        if self.budget is None and virtual == world == 1:
-            seed = self._seed()
-            options = {"shuffle": True, "seed": seed, **self._loader_options(seed)}
-            return self.make_loader(self.dataset("train"), self.batch_size, **options)
-        loader = self._budgeted("train", shuffle=True, virtual_ranks=virtual)
-        if self.trainer is not None:
-            sampler = loader.batch_sampler
-            accumulate(self.trainer, sampler.batches_per_step, sampler.plan()["steps"])
-        return loader
+        """Return a loader that shuffles the training split, differently in every epoch."""
+        return self._loader("train", shuffle=True)
 
     def val_dataloader(self) -> Any:
         """Return a loader of the validation split, in order."""
-        return self._budgeted("val")
+        return self._loader("val", shuffle=False)
 
     def test_dataloader(self) -> Any:
         """Return a loader of the test split, in order."""
-        return self._budgeted("test")
+        return self._loader("test", shuffle=False)
 
     def predict_dataloader(self) -> Any:
         """Return a loader of the split to predict, in order."""
-        return self._budgeted(self.predict_split)
+        return self._loader(self.predict_split, shuffle=False)
 
-    def _budgeted(
-        self, split: SplitName, shuffle: bool = False, virtual_ranks: int | None = None
-    ) -> Any:
+    def _loader(self, split: SplitName, shuffle: bool) -> Any:
         dataset = self.dataset(split)
-        # Without a budget of sizes, one of examples: the sampler assigns batches to ranks without
-        # repeating an example; Lightning's own repeats some to make the shares equal.
-        sizes = [1] * len(dataset) if self.budget is None else self.sizes(split)
-        budget = self.batch_size if self.budget is None else self.budget
+        sampler = self._sampler(dataset, shuffle)
+        options = self._loader_options()
+        if self.budget is not None:
+            batches = self._budgeted(sampler, self.sizes(split), self.budget)
+        elif shuffle:
+            return self.make_loader(dataset, self.batch_size, sampler=sampler, **options)
+        else:
+            # A budget of examples, as Lightning's own sampler would repeat some of them to make
+            # the shares of the ranks equal.
+            batches = NodeBudgetBatchSampler(sampler, [1] * len(dataset), self.batch_size)
+        return self.make_loader(dataset, batch_sampler=batches, **options)
+
+    def _sampler(self, dataset: Any, shuffle: bool) -> Any:
+        """Return what decides the order of a split and the share of this rank."""
+        if self.trainer is None:
+            return RandomSampler(dataset) if shuffle else SequentialSampler(dataset)
+        return DistributedSampler(
+            dataset,
+            num_replicas=self.trainer.world_size,
+            rank=self.trainer.global_rank,
+            shuffle=shuffle,
+            seed=self._seed(self.trainer),
+        )
+
+    def _budgeted(self, sampler: Any, sizes: Sequence[int], budget: int) -> NodeBudgetBatchSampler:
         larger = [size for size in sizes if size > budget]
         if larger:
             rank_zero_warn(
                 f"{type(self).__name__}: {len(larger):,} of {len(sizes):,} examples are larger "
                 f"than the budget of {budget:,} (the largest {max(larger):,}): a batch for each"
             )
-        seed = self._seed()
-        options: Any = {"shuffle": shuffle, "seed": seed, "virtual_ranks": virtual_ranks}
-        if shuffle and self.budget is None:
-            options["weights"] = self.sizes(split)
-        sampler = NodeBudgetBatchSampler(None, sizes, budget, oversize="alone", **options)
-        sampler.compare_ranks()
-        return self.make_loader(dataset, batch_sampler=sampler, **self._loader_options(seed))
+        return NodeBudgetBatchSampler(sampler, sizes, budget, oversize="alone")
 
     def state_dict(self) -> dict[str, Any]:
-        """Return a hash of the training split, so that no run goes on with different data."""
-        return {"train_digest": self._train_digest}
-
-    @cached_property
-    def _train_digest(self) -> str:
-        digest = hashlib.sha256(digest_of_sizes(self.sizes("train")).encode())
-        for part in self.contents("train"):
-            digest.update(part.tobytes())
-        return digest.hexdigest()[:16]
-
-    def contents(self, split: SplitName) -> Iterable[np.ndarray]:
-        """Return what a resumed run may not have changed in a split, besides its sizes."""
-        return ()
+        """Return the seed of the order."""
+        return {"order_seed": self._order_seed}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Raise an error if training would continue with different data."""
-        if self.trainer is None or self.trainer.state.fn != TrainerFn.FITTING:
-            return
-        own = self._train_digest
-        if (noted := state_dict.get("train_digest", own)) != own:
-            what = f"{type(self).__name__}: cannot resume, the training data have changed"
-            got = f"{own} ({len(self.sizes('train')):,} examples)"
-            hint = "the data the run was started with, in the same order"
-            raise mismatch(ValueError, what, f"data with hash {noted}", got, hint=hint)
+        """Continue with the order of the run that is resumed."""
+        self._order_seed = state_dict.get("order_seed")
 
-    def _seed(self) -> int:
-        """Return one seed for all ranks, so that they plan the same epochs."""
-        common = os.environ.get("PL_GLOBAL_SEED")
-        if common is not None:
-            return int(common)
-        if self.resumed.get("seed") is not None:
-            return int(self.resumed["seed"])
-        if self.trainer is None:
-            return 0
-        # All ranks build their loaders in the same order, so each of them calls this.
-        return int(self.trainer.strategy.broadcast(torch.initial_seed() % 2**32))
+    def _seed(self, trainer: pl.Trainer) -> int:
+        """Return one seed for all ranks: of the checkpoint, of ``seed_everything``, or drawn."""
+        if self._order_seed is None:
+            own = int(os.environ.get("PL_GLOBAL_SEED", torch.initial_seed() % 2**32))
+            # All ranks build their loaders in the same order, so each of them calls this.
+            self._order_seed = int(trainer.strategy.broadcast(own))
+        return self._order_seed
 
-    def _loader_options(self, seed: int) -> dict[str, Any]:
+    def _loader_options(self) -> dict[str, Any]:
         accelerator = getattr(self.trainer, "accelerator", None)
+        generator = None
+        if self.trainer is not None:
+            # Seeding the workers from the global generator would change the numbers that dropout
+            # draws, differently in a resumed run.
+            generator = torch.Generator().manual_seed(self._seed(self.trainer))
         return {
             "num_workers": self.num_workers,
-            # A separate generator: seeding the workers from the global one would change the
-            # numbers that dropout draws, differently in a resumed run.
-            "generator": torch.Generator().manual_seed(seed),
+            "generator": generator,
             "persistent_workers": self.num_workers > 0,
             "pin_memory": isinstance(accelerator, CUDAAccelerator),
         }
@@ -195,78 +168,3 @@ class SplitDataModule(pl.LightningDataModule, ABC):
     ) -> Any:
         """Move a batch without waiting for the copy, which pinned memory makes asynchronous."""
         return batch.to(device, non_blocking=True)
-
-
-# Virtual ranks ------------------------------------------------------------------------------------
-
-
-def accumulate(trainer: pl.Trainer, batches: int, steps: int) -> None:
-    """Accumulate gradients over several batches; let options of the trainer count steps."""
-    callbacks: Any = trainer.callbacks  # type: ignore[attr-defined]
-    if batches > 1 and any(isinstance(c, GradientAccumulationScheduler) for c in callbacks):
-        what = "Trainer: a GradientAccumulationScheduler would override that over virtual ranks"
-        hint = "Trainer(accumulate_grad_batches=N), or one rank per virtual rank"
-        raise mismatch(ValueError, what, "no such callback", f"{batches} batches", hint=hint)
-    names = ("accumulate_grad_batches", "limit_train_batches", "val_check_interval")
-    # Kept at the trainer: its options are those of the user in the first call only.
-    given = trainer.__dict__.setdefault("options_in_steps", {n: getattr(trainer, n) for n in names})
-    for name, value in given.items():
-        if isinstance(value, float) and 0 < value < 1:
-            # A fraction of the steps: one of the batches would depend on the number of ranks.
-            value = max(1, int(steps * value))
-            steps = value if name == "limit_train_batches" else steps
-        setattr(trainer, name, value * batches if isinstance(value, int) else value)
-
-
-def continue_plan(checkpoint: Mapping[str, Any], trainer: pl.Trainer) -> Mapping[str, Any] | None:
-    """Take over the plan of a checkpoint, and count batches as this run does.
-
-    Returns the state of the loader, if the checkpoint has one with a plan.
-    """
-    loops = checkpoint.get("loops", {}).get("fit_loop", {})
-    states = loops.get("state_dict", {}).get("combined_loader") or [{}]
-    virtual = states[0].get("virtual_ranks")
-    if trainer.state.fn != TrainerFn.FITTING or virtual is None:
-        return None
-    data: Any = getattr(trainer, "datamodule", None)
-    if data is not None:
-        data.resumed = states[0]
-    # If the number of ranks does not fit, or the plan is different, the loader raises an error.
-    before, now = states[0]["batches_per_step"], max(1, virtual // trainer.world_size)
-    progress, state = loops["epoch_loop.batch_progress"], dict(states[0])
-    # Of a step of the optimizer that was not finished, the gradients are lost: it is repeated.
-    whole = checkpoint.get("pyg_dynbatch_accumulated", before)
-    lost = 0 if progress["is_last_batch"] else progress["current"]["ready"] % whole
-    if lost:
-        state["position"] = (progress["current"]["ready"] - lost) // before
-    for counts in (progress["current"], progress["total"]):
-        shift = (counts["ready"] - lost) // before * now - counts["ready"]
-        counts.update({name: count + shift for name, count in counts.items()})
-    states[0] = state
-    return state
-
-
-def sampler_of(trainer: pl.Trainer) -> NodeBudgetBatchSampler | None:
-    """Return the sampler of the training batches if it plans for several ranks."""
-    sampler = getattr(trainer.train_dataloader, "batch_sampler", None)
-    several = isinstance(sampler, NodeBudgetBatchSampler) and sampler.ranks().virtual > 1
-    return sampler if several else None
-
-
-def check_accumulation(trainer: pl.Trainer) -> None:
-    """Raise an error if the trainer makes a step before all virtual ranks have had their batch."""
-    sampler = sampler_of(trainer)
-    each = 1 if sampler is None else sampler.batches_per_step
-    found = trainer.accumulate_grad_batches
-    if found % each:
-        what = "Trainer: gradients are not accumulated over the virtual ranks"
-        hint = f"Trainer(accumulate_grad_batches={each}), which data modules of ours set"
-        raise mismatch(ValueError, what, f"a multiple of {each} batches per step", found, hint=hint)
-
-
-def seed_batch(sampler: NodeBudgetBatchSampler, epoch: int, number: int) -> None:
-    """Seed torch for a batch of this rank, such that the number of ranks makes no difference."""
-    _, real, own = sampler.ranks()
-    step, part = divmod(number, sampler.batches_per_step)
-    sequence = np.random.SeedSequence([sampler.seed, epoch, step, part * real + own])
-    torch.manual_seed(int(sequence.generate_state(1, np.uint64)[0] >> np.uint64(1)))

@@ -20,7 +20,7 @@ from lightning.pytorch.plugins.io import TorchCheckpointIO
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
-from pyg_dynbatch.core.errors import count_or_none, mismatch
+from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.files import atomic_file
 from pyg_dynbatch.prediction import (
     Columns,
@@ -41,7 +41,7 @@ class RandomState(Callback):
     """Save torch's random state in every checkpoint and restore it when a run is resumed.
 
     Otherwise a resumed run would draw different numbers for dropout. The states of all ranks are
-    saved, and restored if the number of ranks is the same.
+    saved, and restored before the first batch if the number of ranks is the same.
 
     Example:
         >>> RandomState().state_key
@@ -57,6 +57,8 @@ class RandomState(Callback):
         states = {"cpu": torch.get_rng_state()}
         if pl_module.device.type == "cuda":
             states["cuda"] = torch.cuda.get_rng_state(pl_module.device)
+        if (generator := _loader_generator(trainer)) is not None:
+            states["loader"] = generator.get_state()
         gathered = {name: _of_all_ranks(state, trainer) for name, state in states.items()}
         checkpoint["random_state"] = gathered
 
@@ -64,8 +66,8 @@ class RandomState(Callback):
         """Keep the states until training starts."""
         self._waiting = checkpoint.get("random_state")
 
-    def on_train_batch_start(self, trainer: pl.Trainer, pl_module: Any, *args: Any) -> None:
-        """Restore the states just before the first resumed batch."""
+    def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: Any) -> None:
+        """Restore the states before the first resumed batch is loaded."""
         waiting, self._waiting = self._waiting, None
         if waiting is None or len(waiting["cpu"]) != trainer.world_size:
             return
@@ -74,6 +76,14 @@ class RandomState(Callback):
         torch.set_rng_state(own["cpu"])
         if "cuda" in own and pl_module.device.type == "cuda":
             torch.cuda.set_rng_state(own["cuda"], pl_module.device)
+        generator = _loader_generator(trainer)
+        if "loader" in own and generator is not None:
+            generator.set_state(own["loader"])
+
+
+def _loader_generator(trainer: pl.Trainer) -> torch.Generator | None:
+    """Return the generator from which the training loader seeds its workers."""
+    return getattr(trainer.train_dataloader, "generator", None)
 
 
 class RunCheckpoint(ModelCheckpoint):
@@ -94,44 +104,24 @@ class RunCheckpoint(ModelCheckpoint):
 
 
 class LastCheckpoint(RunCheckpoint):
-    """Write ``last.ckpt`` at the end of every epoch, and within epochs if requested.
+    """Write ``last.ckpt`` at the end of every epoch.
 
     ``ModelCheckpoint(monitor=..., save_last=True)`` updates ``last.ckpt`` only when there is a new
     best one, so a run resumed from it would repeat epochs.
 
-    Args:
-        every_n_train_steps: Steps of the optimizer after which it is also written; None for never.
-
-    Raises:
-        ValueError: If the number of steps is less than 1.
-
     Example:
-        >>> LastCheckpoint(every_n_train_steps=100).monitor is None
+        >>> LastCheckpoint().monitor is None
         True
     """
 
-    def __init__(self, every_n_train_steps: int | None = None) -> None:
+    def __init__(self) -> None:
         super().__init__(
             filename="last", save_on_train_epoch_end=True, enable_version_counter=False
         )
-        every = count_or_none("LastCheckpoint: every_n_train_steps", every_n_train_steps)
-        # Lightning's own argument would replace the checkpoints at the end of the epochs.
-        self._every_n_train_steps = every or 0
-        self._step = 0
-
-    def on_train_batch_start(self, trainer: pl.Trainer, *args: Any) -> None:
-        """Note the number of steps before the batch."""
-        self._step = trainer.global_step
-
-    def on_train_batch_end(self, trainer: pl.Trainer, *args: Any) -> None:
-        """Save after a whole step, but leave the last one of an epoch to the end of the epoch."""
-        # A checkpoint of the last batch would lack the validation and the metrics of the epoch.
-        if trainer.global_step > self._step and not trainer.is_last_batch:
-            super().on_train_batch_end(trainer, *args)
 
     @property
     def state_key(self) -> str:
-        """The name of its state, which does not depend on the number of steps."""
+        """The name of its state."""
         return type(self).__name__
 
 
@@ -198,10 +188,7 @@ _CHANGEABLE = (
     "data.split.*",
 )
 # Options that have no effect on a resumed run: its word vectors come from the checkpoint.
-# The loader compares the virtual ranks itself.
-_WITHOUT_EFFECT = tuple(
-    f"data.{name}" for name in ("num_workers", "vectors.file", "vectors.cache", "virtual_ranks")
-)
+_WITHOUT_EFFECT = ("data.num_workers", "data.vectors.file", "data.vectors.cache")
 # Options that have no effect on trained weights.
 _UNUSED_AFTER_TRAINING = ("model.optimizer.*", "model.rate.*", "data.vectors.*", "data.recipe.*")
 

@@ -4,7 +4,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import asdict, replace
-from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal, cast
 
@@ -22,9 +21,7 @@ from torchmetrics import Metric
 from torchmetrics.utilities import dim_zero_cat
 
 from pyg_dynbatch.core.errors import checked_shape, mismatch
-from pyg_dynbatch.loading import ResumableLoader
 from pyg_dynbatch.prediction import Model, average
-from pyg_dynbatch.training.data import check_accumulation, continue_plan, sampler_of, seed_batch
 from pyg_dynbatch.training.optimizers import (
     OptimizerOptions,
     RateOptions,
@@ -209,10 +206,7 @@ class Task(pl.LightningModule, ABC):
         """Options of the data module on the command line, for the checkpoint."""
         self._rates_changed = False
         self._terms: Tensor | None = None  # of the batches whose gradients are accumulated
-        self._loader_state: Any = None  # of the checkpoint that is resumed
-        self._train_counts: dict[str, Any] = {}  # of its metrics, summed over ranks
         self._fresh = _written(model)  # until it starts from data, or weights are written
-        self._shares: tuple[int, Any] | None = None  # epoch, and sizes of its batches
 
     def setup(self, stage: str) -> None:
         """Prepare how checkpoints are read; before ``fit``, start from the data.
@@ -396,21 +390,6 @@ class Task(pl.LightningModule, ABC):
             elif weight.grad is not None:  # in half precision, their number may overflow
                 weight.grad.copy_(weight.grad.to(kind) / terms)
 
-    def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
-        """With several virtual ranks, seed the batch, and log how even the ranks' shares are."""
-        if (sampler := sampler_of(self.trainer)) is None:
-            return
-        seed_batch(sampler, self.current_epoch, batch_idx)  # whatever RandomState has restored
-        step, part = divmod(batch_idx, sampler.batches_per_step)
-        if part == 0:
-            if self._shares is None or self._shares[0] != self.current_epoch:
-                self._shares = self.current_epoch, sampler.step_weights()
-            share = self._shares[1][step]
-            data = getattr(self.trainer, "datamodule", None)
-            name = f"train/{getattr(data, 'size_name', 'nodes')}"
-            found = {name: share.mean(), "train/imbalance": share.max() / share.mean()}
-            self.log_dict(found, on_step=True, on_epoch=False, batch_size=1)
-
     def log_loss(self, stage: str, loss: Tensor, terms: Tensor, batch: Batch) -> None:
         """Log the mean loss per labelled row over the epoch, whatever the reduction in training."""
         metric = cast("RatioMetric", self.losses[f"{stage}_loss"])
@@ -431,12 +410,6 @@ class Task(pl.LightningModule, ABC):
         if self._trainer is not None and self.trainer.state.fn == TrainerFn.FITTING:
             for logger in self.trainer.loggers:
                 logger.save()  # or a killed run loses what was logged before the checkpoint
-            checkpoint["pyg_dynbatch_accumulated"] = self.trainer.accumulate_grad_batches
-            add = partial(self.trainer.strategy.reduce, reduce_op="sum")
-            checkpoint["pyg_dynbatch_counted"] = {
-                name: [add(metric.total.clone()).cpu(), add(metric.count.clone()).cpu()]
-                for name, metric in self._train_ratios().items()
-            }
         if self.data_options:
             checkpoint["pyg_dynbatch_data"] = self.data_options
 
@@ -454,30 +427,10 @@ class Task(pl.LightningModule, ABC):
         names = ("optimizer", "rate")
         self._rates_changed = any(theirs.get(name, ours[name]) != ours[name] for name in names)
         share_split(checkpoint, getattr(self._trainer, "datamodule", None))
-        if self._trainer is not None:
-            self._loader_state = continue_plan(checkpoint, self.trainer)
-        self._train_counts = checkpoint.get("pyg_dynbatch_counted", {})
-
-    def _train_ratios(self) -> dict[str, RatioMetric]:
-        found = {name: metric for name, metric in self.named_modules() if ".train_" in name}
-        return {name: metric for name, metric in found.items() if isinstance(metric, RatioMetric)}
 
     def on_train_start(self) -> None:
-        """Continue the epoch of a checkpoint, and apply options that were changed."""
+        """Apply options that were changed since the checkpoint."""
         self._terms = None  # of a fit that was interrupted
-        check_accumulation(self.trainer)
-        state, self._loader_state = self._loader_state, None
-        counted, self._train_counts = self._train_counts, {}
-        if state is not None:
-            loader = self.trainer.train_dataloader
-            if isinstance(loader, ResumableLoader):
-                # Lightning does not if the schedule of the learning rate has asked for the loader.
-                loader.load_state_dict(dict(state))
-            ended = self.trainer.is_last_batch
-            for name, metric in self._train_ratios().items():
-                if name in counted and self.trainer.is_global_zero and not ended:
-                    metric.total += counted[name][0].to(metric.total)
-                    metric.count += counted[name][1].to(metric.count)
         if self._rates_changed:
             schedulers: Any = self.lr_schedulers() or []
             found = schedulers if isinstance(schedulers, list) else [schedulers]

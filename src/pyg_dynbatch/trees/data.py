@@ -21,8 +21,8 @@ from pyg_dynbatch.core.levels import DIRECTIONS, derive_levels
 from pyg_dynbatch.core.structure import array_of, depth_of, nodes_without_parent, roots_of, slots_of
 from pyg_dynbatch.loading import (
     PlanningCollater,
+    PlanningLoader,
     RaggedColumns,
-    ResumableLoader,
     allow_batches,
     slices_of,
 )
@@ -491,25 +491,25 @@ class Collater(PlanningCollater):
         return f"{type(self).__name__}(arity={self.arity}, direction={self.direction!r})"
 
 
-class DataLoader(ResumableLoader):
+class DataLoader(PlanningLoader):
     """Load mini-batches whose schedule was attached in the worker process.
 
-    PyG's loader with three additions: the ``Collater`` of this package, a shuffle that depends on
-    ``seed`` and the epoch alone, and ``state_dict``/``load_state_dict``, which Lightning keeps in
-    its checkpoints, so that a run stopped in the middle of an epoch continues with the next batch.
+    PyG's loader with the ``Collater`` of this package. In all else it is torch's ``DataLoader``:
+    with ``shuffle=True`` every ``iter`` draws a new order, from ``generator`` or from torch's
+    global generator, and nothing is kept between passes.
 
     Args:
         dataset: Data set or list of ``Data``.
         batch_size: Examples per batch; left out with ``batch_sampler``. Pass it by name inside a
             Lightning hook: Lightning cannot rebuild a loader that has it by position.
-        shuffle: Whether to shuffle, differently in every epoch.
+        shuffle: Whether to shuffle, differently in every pass.
         arity: Child slots of the cell; None for any number of children.
         direction: ``"bottom_up"``, ``"top_down"`` or ``"both"``.
-        seed: Seed of the shuffle; None takes torch's initial seed (``seed_everything``).
         follow_batch: As in PyG.
         exclude_keys: As in PyG.
-        **kwargs: As in ``torch.utils.data.DataLoader``: ``batch_sampler``, ``num_workers``, …; with
-            ``collate_fn``, a ``Collater``, its options are used instead of those given here.
+        **kwargs: As in ``torch.utils.data.DataLoader``: ``generator``, ``batch_sampler``,
+            ``num_workers``, …; with ``collate_fn``, a ``Collater``, its options are used instead of
+            those given here.
 
     Raises:
         TypeError: If ``collate_fn`` is given and is not a ``Collater``.
@@ -532,7 +532,6 @@ class DataLoader(ResumableLoader):
         *,
         arity: int | None = None,
         direction: str = "bottom_up",
-        seed: int | None = None,
         follow_batch: Sequence[str] | None = None,
         exclude_keys: Sequence[str] | None = None,
         **kwargs: Any,
@@ -540,7 +539,7 @@ class DataLoader(ResumableLoader):
         self.arity, self.direction = arity, direction
         pyg: Any = {"follow_batch": follow_batch, "exclude_keys": exclude_keys}
         collater = Collater(dataset, **pyg, arity=arity, direction=direction)
-        super().__init__(dataset, batch_size, shuffle, collater, seed=seed, **pyg, **kwargs)
+        super().__init__(dataset, batch_size, shuffle, collater, **pyg, **kwargs)
 
 
 def children_of(data: Data) -> list[list[tuple[int, int]]]:

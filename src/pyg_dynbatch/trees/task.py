@@ -69,8 +69,6 @@ class TreeDataModule(SplitDataModule):
         arity: Child slots of the cell's schedule; left out, that of the model.
         predict_split: Which split ``predict`` runs over.
         vectors: Options of the word vectors.
-        virtual_ranks: Batches of a training step on all ranks together, so that a run can continue
-            on any number of ranks that divides it; by default the number of ranks of the first run.
     """
 
     num_classes: int
@@ -84,9 +82,8 @@ class TreeDataModule(SplitDataModule):
         arity: int | None = None,
         predict_split: SplitName = "test",
         vectors: VectorOptions = VectorOptions(),  # noqa: B008 - frozen
-        virtual_ranks: int | None = None,
     ) -> None:
-        super().__init__(batch_size, max_nodes, num_workers, predict_split, virtual_ranks)
+        super().__init__(batch_size, max_nodes, num_workers, predict_split)
         self.max_nodes, self.arity, self.vectors = max_nodes, arity, vectors
         self._loaded: dict[str, TreeDataset] = {}
         encoder = SentenceEncoder(vectors.file or DEFAULT_MODEL, vectors.layers)
@@ -172,6 +169,7 @@ class TreeDataModule(SplitDataModule):
 
     def setup(self, stage: str) -> None:
         """Load the splits of a stage; before ``fit`` report how many words have a vector."""
+        super().setup(stage)
         for split in self.splits_of(stage):
             self.dataset(split)
         if stage == "fit" and self._all_vectors is not None:
@@ -182,13 +180,6 @@ class TreeDataModule(SplitDataModule):
     def sizes(self, split: SplitName) -> list[int]:
         """Count the nodes of every tree."""
         return self.dataset(split).node_counts
-
-    def contents(self, split: SplitName) -> list[np.ndarray]:
-        """Return the edges, tokens and targets of all trees, and the words that are encoded."""
-        fields = self.dataset(split)._data.to_dict()
-        words = " ".join(self.vocabulary.words if self.encoder else ()).encode()
-        found = [each.numpy() for _, each in sorted(fields.items()) if isinstance(each, Tensor)]
-        return [*found, *([np.frombuffer(words, np.uint8)] if words else [])]
 
     def make_loader(self, dataset: TreeDataset, batch_size: int = 1, **options: Any) -> DataLoader:
         """Create a loader whose batches carry their schedule."""
