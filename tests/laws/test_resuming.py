@@ -134,8 +134,6 @@ def test_in_one_process(kind: str, loading: dict[str, Any], tmp_path: Path) -> N
 # Persistent workers go on drawing from epoch to epoch, so none draw the inputs of "own" here.
 WORKERS = [
     ("trees", "fork", True),
-    ("trees", "spawn", False),
-    ("molecules", "fork", False),
     ("molecules", "spawn", True),
     ("own", "fork", False),
     ("own", "spawn", False),
