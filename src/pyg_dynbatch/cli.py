@@ -84,7 +84,6 @@ output:
   --trainer.logger.init_args.name NAME   folder below runs/
   --checkpoint.monitor METRIC   metric of the best checkpoint (default: val/accuracy)
   --checkpoint.mode MODE        max or min (default: max)
-  --last.every_n_train_steps N           write last.ckpt within epochs too, after every N steps
   --predictions.folder FOLDER   where the table of predictions goes (default: that of the run)
   --predictions.node_name FILE  write a table of all nodes too
   --report.trees N              trees in the picture (default: 4)
