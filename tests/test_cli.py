@@ -61,7 +61,7 @@ def test_help_names_every_command(argv: list[str], capsys) -> None:
     assert capsys.readouterr().out.strip() == __version__
     assert run(*argv) == 0
     said = capsys.readouterr().out
-    for command in ("fit", "predict", "ensemble", "featurize", "inspect"):
+    for command in ("fit", "predict", "featurize", "inspect"):
         assert re.search(rf"^    {command} ", said, re.MULTILINE)
     assert max(map(len, said.splitlines())) <= 100
 
@@ -77,11 +77,10 @@ assert "torch" not in sys.modules and "lightning" not in sys.modules
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("command", ["ensemble", "inspect", "featurize", "predict --checkpoint x"])
+@pytest.mark.parametrize("command", ["inspect", "featurize", "predict --checkpoint x"])
 def test_help_of_a_command(folder: Path, command: str, capsys) -> None:
     assert run(*command.split(), "--help") == 0
-    option = "--checkpoints" if command == "ensemble" else "--output"
-    assert option in capsys.readouterr().out
+    assert "--output" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("command", ["fit", "validate", "test", "predict"])
@@ -131,15 +130,6 @@ def test_a_configuration_of_the_package_is_found_by_its_name(folder, capsys, for
     assert settings["data"]["class_path"].endswith("ListOpsData")
     (line,) = lines  # so that nobody takes it for a file of this folder
     assert Path(line.removeprefix("settings of the package: ")).samefile(CONFIGS / "listops.yaml")
-
-
-def test_a_search_space_of_the_package_is_found_too(folder: Path) -> None:
-    name = "spaces/molecules.yaml"
-    assert Path(command_file.find_config(f"configs/{name}")).samefile(CONFIGS / name)
-    assert Path(command_file.find_config(name)).samefile(CONFIGS / name)
-    (folder / "spaces").mkdir()
-    shutil.copy("small.yaml", name)
-    assert command_file.find_config(name) == name
 
 
 def test_a_file_with_the_name_of_a_packaged_configuration_wins(folder: Path, capsys) -> None:
@@ -201,7 +191,6 @@ def test_a_foreign_file_is_no_checkpoint(folder: Path, capsys) -> None:
     settings = ["--config", "small.yaml"]
     for argv in (
         *([command, *settings, "--ckpt_path", "foreign.ckpt"] for command in ("fit", "test")),
-        ["ensemble", *settings, "--checkpoints", "foreign.ckpt"],
         predict,
     ):
         assert "the file is not a checkpoint" in complaint(capsys, *argv)
@@ -277,7 +266,6 @@ def test_a_bug_keeps_its_traceback(error: Exception, monkeypatch) -> None:
 MISSING_ARGUMENTS = [
     (["inspect", "file.txt", "--foo"], "unrecognized arguments: --foo"),
     (["inspect"], "the following arguments are required: DATA"),
-    (["ensemble"], "the following arguments are required: --checkpoints"),
 ]
 
 
@@ -330,14 +318,6 @@ def test_fit_tests_predicts_draws_and_lists_its_files(fitted: str, capsys) -> No
     assert "predictions:      out/predictions.csv" in capsys.readouterr().out
     tables = [version / "predictions.csv", Path("out/predictions.csv")]
     assert len({table.read_text() for table in tables}) == 1
-
-    last = str(version / "last.ckpt")
-    assert run("ensemble", "--config", "small.yaml", "--checkpoints", best, last) == 0
-    closing = capsys.readouterr().out.splitlines()
-    assert len([line for line in closing if wanted.fullmatch(line)]) == 1
-    listed = [re.split(r":\s+", line, maxsplit=1)[0] for line in closing]
-    assert listed[-4:] == ["test/accuracy", "metrics", "predictions", "predicted trees"]
-    assert listed.count("metrics") == 1
 
 
 KILLED = """
@@ -507,11 +487,6 @@ def test_options_beside_a_checkpoint_hold_or_are_refused(fitted: str, capsys, ca
     said = refused("fit", "--seed_everything", "9")
     assert "seed_everything: 1 in the checkpoint, 9 given" in said
     assert "chosen in a different way" in refused("fit", "--checkpoint.monitor", "val/loss")
-    ensemble = ["--config", "small.yaml", "--model.init_args.loss_on", "roots"]
-    last = f"{fitted}/last.ckpt"
-    said = complaint(capsys, "ensemble", *ensemble, "--checkpoints", last)
-    assert "model.loss_on: nodes in the checkpoint, roots given" in said
-    assert last in said
 
     changed = ["--model.init_args.optimizer.lr", "0.5", "--model.init_args.output_dropout", "0.2"]
     changed += ["--data.init_args.num_workers", "1", "--trainer.max_epochs", "3"]

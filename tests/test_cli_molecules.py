@@ -137,30 +137,6 @@ def test_without_a_metric_the_last_epoch_is_kept(folder: Path) -> None:
     assert kept["epoch"] == 2 and kept["hyper_parameters"]["schema"]["task_names"] == ["first"]
 
 
-@pytest.mark.long
-def test_members_share_a_split_and_are_averaged(folder: Path, capsys) -> None:
-    argv = ["ensemble", "--config", "small.yaml", "--members", "2", "--seed_everything", "3"]
-    assert run(*argv) == 0
-    figures = re.findall(r"^test/scaled_rmse: (\S+)$", capsys.readouterr().out, re.MULTILINE)
-    assert len(figures) == 3
-    assert len(set(figures)) == 3
-    splits = {Path(f"runs/small/version_{k}/split.json").read_text() for k in (0, 1)}
-    assert len(splits) == 1
-    single = [rows_of(f"runs/small/version_{k}/predictions.csv") for k in (0, 1)]
-    both = rows_of("runs/small/version_2/predictions.csv")
-    for one, other, mean in zip(*single, both, strict=True):
-        expected = (float(one["prediction_first"]) + float(other["prediction_first"])) / 2
-        assert float(mean["prediction_first"]) == pytest.approx(expected, rel=1e-3, abs=1e-4)
-
-
-def test_ensemble_of_other_splits_is_refused(folder: Path, fitted: Path, capsys) -> None:
-    last = str(fitted / "runs/small/version_0/last.ckpt")
-    other = ["--seed_everything", "2", "--checkpoints", last]
-    said = complaint(capsys, "ensemble", "--config", "small.yaml", *other)
-    assert "trained on a different split" in said
-    assert last in said
-
-
 def test_predict_reads_and_writes_standard_streams(folder, checkpoint, capsys, monkeypatch):
     stdin = io.TextIOWrapper(io.BytesIO(b"CCO ethanol\nC1CC broken\n"), encoding="utf-8")
     monkeypatch.setattr(sys, "stdin", stdin)
@@ -349,8 +325,6 @@ WRONG_OPTIONS = [
     (f"{FEATURIZE} bad.csv", "bad"),
     (f"{FEATURIZE} some.csv --targets y", "y"),
     (f"{FEATURIZE} some.csv --targets name name", "a target is named twice"),
-    ("ensemble --config small.yaml", "--checkpoints or --members"),
-    ("ensemble --config small.yaml --members 0", "--members: expected at least 1"),
 ]
 
 

@@ -10,7 +10,6 @@ from pathlib import Path
 import lightning.pytorch  # noqa: F401 - else its log holds on to the stream of the first test
 import pytest
 import torch
-import yaml
 
 from pyg_dynbatch.cli import _COMMANDS
 from tests.console import complaint, prepare, run
@@ -25,24 +24,12 @@ RUNS = ("fit", "validate", "test", "predict")
 # What each command needs; then one of its words is replaced.
 RIGHT = {
     **{name: f"{name} --config small.yaml" for name in RUNS},
-    "repeat": "repeat --config small.yaml --times 2",
-    "tune": "tune --config small.yaml --space space.yaml",
-    "ensemble": "ensemble --config small.yaml --checkpoints tree.ckpt",
     "featurize": "featurize --input some.csv --output packed",
     "inspect": "inspect trees.txt",
 }
 # The others share the parser of fit.
-COMMANDS = [
-    pytest.param(name, marks=[pytest.mark.long] * (name in (*RUNS[1:], "repeat")))
-    for name in _COMMANDS
-]
-NOTHING = {
-    **dict.fromkeys((*RUNS, "repeat"), "--config"),
-    "tune": "--space",
-    "ensemble": "--checkpoints or --members",
-    "featurize": "--input, --output",
-    "inspect": "DATA",
-}
+COMMANDS = [pytest.param(name, marks=[pytest.mark.long] * (name in RUNS[1:])) for name in _COMMANDS]
+NOTHING = {**dict.fromkeys(RUNS, "--config"), "featurize": "--input, --output", "inspect": "DATA"}
 
 
 @cache
@@ -79,7 +66,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, checkpoints: tuple[s
     Path("text.ckpt").write_text("no checkpoint", encoding="utf-8")
     Path("some.csv").write_text("smiles\nCCO\n", encoding="utf-8")
     Path("trees.txt").write_text("(1 (2 a) (0 b))\n", encoding="utf-8")
-    Path("space.yaml").write_text(yaml.safe_dump({"seed_everything": [1, 2]}), encoding="utf-8")
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -121,8 +107,6 @@ def test_not_a_run(command: str, run_folder: str, capsys) -> None:
     [
         ("test --config small.yaml --ckpt_path molecule.ckpt", "different model"),
         ("fit --config small.yaml --ckpt_path molecule.ckpt", "in the folder of its run"),
-        ("ensemble --config small.yaml --checkpoints molecule.ckpt", "different model"),
-        ("ensemble --config small.yaml --checkpoints text.ckpt", "not a checkpoint"),
         ("predict --checkpoint pair.ckpt --input trees.txt", "predict --run FOLDER"),
         ("predict --checkpoint text.ckpt --input trees.txt", "not a checkpoint"),
         ("predict --checkpoint tree.ckpt molecule.ckpt --input trees.txt", "TreeClassification"),

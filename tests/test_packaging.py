@@ -56,10 +56,8 @@ def test_wheel_and_sdist_run_where_they_are_installed(archives: list[Path], tmp_
     sources = (ROOT / "src" / "pyg_dynbatch").rglob("*.py")
     wanted = {path.relative_to(ROOT / "src") for path in sources}
     wanted |= {Path("pyg_dynbatch", name) for name in ("py.typed", "_native.abi3.so")}
-    wanted |= {
-        Path("pyg_dynbatch", each.relative_to(ROOT)) for each in ROOT.glob("configs/**/*.yaml")
-    }
-    assert Path("pyg_dynbatch/configs/spaces/molecules.yaml") in wanted
+    wanted |= {Path("pyg_dynbatch", each.relative_to(ROOT)) for each in ROOT.glob("configs/*.yaml")}
+    assert Path("pyg_dynbatch/configs/molecules.yaml") in wanted
     where = "import pyg_dynbatch; print(pyg_dynbatch.__file__)"
     blocks = fenced(README.read_text(encoding="utf-8"), "python")
     (tmp_path / "readme.py").write_text("\n".join([*blocks, where]), encoding="utf-8")

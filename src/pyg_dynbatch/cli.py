@@ -16,9 +16,6 @@ _COMMANDS = {
     "validate": "measure a checkpoint on the validation split",
     "test": "measure a checkpoint on the test split, and draw its predictions",
     "predict": "write predictions to a table, of a split or of molecules, trees or JSON documents",
-    "repeat": "train and test several times, for means and deviations in one table",
-    "tune": "choose options on the validation split by Optuna",
-    "ensemble": "test and predict with the average of several checkpoints, trained before or now",
     "featurize": "describe the molecules of a file once, in packed files",
     "inspect": "show the schedule of a data set or of a file of trees; --native: the C in use",
 }
@@ -35,9 +32,6 @@ examples:
   pyg-dynbatch fit --config configs/sst.yaml --data.init_args.raw_dir trees --trainer.max_epochs 5
   pyg-dynbatch fit --run runs/sst/version_0 --trainer.max_epochs 20
   pyg-dynbatch test --run runs/sst/version_0
-  pyg-dynbatch ensemble --config configs/sst.yaml --checkpoints a.ckpt b.ckpt
-  pyg-dynbatch ensemble --config configs/esol.yaml --members 5
-  pyg-dynbatch repeat --config configs/esol.yaml --times 5
   pyg-dynbatch inspect my_trees.txt --batch-size 100
   pyg-dynbatch predict --checkpoint best.ckpt --input molecules.csv --output predictions.csv
   pyg-dynbatch featurize --input molecules.smi.gz --output packed
@@ -154,22 +148,14 @@ def _dispatch(argv: list[str]) -> int:
     has_file = bool({"--checkpoint", "--input"} & {word.split("=")[0] for word in options})
     if command == "predict" and has_file:
         return _predict_file(options)
-    own_help = ("ensemble", "repeat", "tune")
-    if command not in own_help and options[:1] in (["-h"], ["--help"]):
+    if options[:1] in (["-h"], ["--help"]):
         text = _LIGHTNING_HELP.format(command=command, summary=_COMMANDS[command])
         print(text + (_FILE_HELP if command == "predict" else ""), end="")
         return 0
     _import_tasks(command)
-    from pyg_dynbatch.training.command import run_ensemble, run_lightning
+    from pyg_dynbatch.training.command import run_lightning
 
-    if command in ("fit", "validate", "test", "predict"):
-        return run_lightning(["--help" if word == "--help_all" else word for word in argv])
-    if command == "ensemble":
-        return run_ensemble(options)
-    from pyg_dynbatch.lightning import repeat, tune
-
-    {"repeat": repeat, "tune": tune}[command](options)
-    return 0
+    return run_lightning(["--help" if word == "--help_all" else word for word in argv])
 
 
 def _import_tasks(command: str) -> None:

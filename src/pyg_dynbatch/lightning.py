@@ -9,7 +9,6 @@ from pyg_dynbatch.molecules.datamodules import (
 from pyg_dynbatch.molecules.splits import SplitOptions
 from pyg_dynbatch.molecules.task import MoleculeProperty
 from pyg_dynbatch.molecules.task import Pretrained
-from pyg_dynbatch.training.experiments import repeat, tune
 from pyg_dynbatch.training.runs import LastCheckpoint, RandomState
 from pyg_dynbatch.training.data import SplitDataModule
 from pyg_dynbatch.training.optimizers import (
@@ -29,5 +28,5 @@ __all__ = [
     "OptimizerOptions", "PackedMoleculeData", "PredictionTable", "Pretrained", "RandomState",
     "RateOptions", "RunReport", "SICKData", "SSTData", "SplitDataModule", "SplitOptions",
     "Task", "TreeClassification", "TreeDataModule", "TreeFileData",
-    "TreeRelatedness", "VectorOptions", "build_optimizer", "ensemble_of", "repeat", "tune",
+    "TreeRelatedness", "VectorOptions", "build_optimizer", "ensemble_of",
 ]

@@ -1,6 +1,5 @@
 """The page of reference figures follows from its records, and rows are run once."""
 
-import csv
 import dataclasses
 import json
 import shlex
@@ -57,7 +56,7 @@ def test_commands_write_what_is_read() -> None:
             assert words[-2:] == ["--json", "RESULT"]
             assert '"--json"' in (reference.ROOT / words[0]).read_text(encoding="utf-8")
         else:
-            assert program == "pyg-dynbatch" and words[0] == "repeat"
+            assert program == "pyg-dynbatch" and words[0] == "fit" and words[-1] == "SEED"
 
 
 @pytest.mark.long
@@ -86,20 +85,18 @@ def test_a_failure_is_not_a_result(script: Path, options: Namespace) -> None:
     assert not (options.results / "one.json").exists()
 
 
-def test_results_of_repeat_are_those_of_the_mean(tmp_path: Path) -> None:
-    table = tmp_path / "table.csv"
-    header = ["model", "task", "metric", "runs", "mean", "deviation", "settings", "run_1", "run_2"]
-    rows = [
-        *(
-            ["net", task, "rmse", 2, 0, 0, "", value, 2.0]
-            for task, value in (("a", 9), ("mean", 1))
-        ),
-        *(["forest", "mean", metric, 2, 0, 0, "", 3.0, 4.0] for metric in ("rmse", "mae")),
-    ]
-    with table.open("w", newline="", encoding="utf-8") as file:
-        csv.writer(file).writerows([header, *rows])
-    wanted = {"net": {"rmse": [1.0, 2.0]}, "forest": {"rmse": [3.0, 4.0]}}
-    assert reference._of_table(table, "rmse") == wanted
+@pytest.mark.long
+def test_a_configuration_is_run_with_every_seed(
+    options: Namespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small = " ".join(f"--data.init_args.recipe.{name} 40" for name in ("train", "val", "test"))
+    root = f"--data.init_args.root {options.results / 'data'} --trainer.max_epochs 1"
+    command = f"{reference.ROWS['listops'].command} {small} {root}"
+    row = dataclasses.replace(reference.ROWS["listops"], command=command, baseline=None)
+    monkeypatch.setattr(reference, "ROWS", {"small": row})
+    monkeypatch.setattr(reference, "SEEDS", (1, 2))
+    ((model, found),) = reference.run("small", options)["rows"].items()
+    assert model == "network" and len(found["accuracy"]) == 2
 
 
 def test_the_better_one_is_bold(script: Path) -> None:

@@ -209,20 +209,6 @@ def test_numbers_are_predicted_in_their_units(trained, tmp_path, monkeypatch, ca
         predictor.explain(document, "large")
 
 
-@pytest.mark.long
-def test_repeated_runs_draw_splits_of_their_own(here, tmp_path, monkeypatch):
-    for name in ("documents.jsonl", "small.yaml"):
-        shutil.copy(here / name, tmp_path)
-    monkeypatch.chdir(tmp_path)
-    argv = ["repeat", "--config", "small.yaml", "--times", "2", "--output", "two.csv"]
-    assert run(*argv, "--trainer.max_epochs", "1") == 0
-    tested = [
-        {row["document"] for row in rows_of(f"runs/small/version_{number}/predictions.csv")}
-        for number in range(2)
-    ]
-    assert tested[0] != tested[1] and len(tested[0]) == len(tested[1])
-
-
 def test_both_ways_to_predict_are_trained() -> None:
     documents = from_examples([{"x": 1.5}, {"x": 2.5}]).schema.as_dict()
     schema = {"documents": documents, "label": "y", "classes": ["a", "b"]}

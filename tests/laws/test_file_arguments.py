@@ -36,9 +36,6 @@ ARGUMENTS = {
     "fit --data.split.file": f"fit {FIT} --data.init_args.split.method file "
     "--data.init_args.split.file BAD",
     "test --ckpt_path": "test --config small.yaml --ckpt_path BAD",
-    "tune --space": f"tune {FIT} --space BAD",
-    "repeat --config": "repeat --config BAD",
-    "ensemble": f"ensemble {FIT} --checkpoints BAD last.ckpt",
 }
 
 

@@ -158,10 +158,8 @@ def assert_same_in_units(plain: Path, other: Path, unit: tuple[float, float]) ->
                 try:
                     numbers = float(found[name]), float(text)
                 except ValueError:
-                    assert found[name] == text or name == "settings", (path, name)
+                    assert found[name] == text, (path, name)
                     continue
-                if name.startswith(("mean", "deviation", "run_")):  # of repeated runs
-                    name = wanted.get("metric", name)
                 assert_in_unit(name, *numbers, *unit)
 
 
@@ -189,14 +187,13 @@ def commands_in(folder: Path, unit: tuple[float, float], patch: pytest.MonkeyPat
     settings = {**TRAINER, "max_epochs": 3, "callbacks": [STOPPING]}
     prepare(folder, patch, {"trainer": settings, **SMALL_RUN})
     molecule_file(folder, *unit)
-    assert run("fit", "--config", "small.yaml") == 0
-    assert run("ensemble", "--config", "small.yaml", "--members", "2") == 0
-    best = [f"runs/small/version_{number}/best.ckpt" for number in range(3)]
+    for seed in "12":
+        split = ["--data.init_args.split.seed", "1"]
+        assert run("fit", "--config", "small.yaml", "--seed_everything", seed, *split) == 0
+    best = [f"runs/small/version_{number}/best.ckpt" for number in range(2)]
     predict = ["predict", "--input", "regression.csv", "--checkpoint"]
     assert run(*predict, best[0], "--output", "one.csv", "--narrow") == 0
-    assert run(*predict, *best[1:], "--output", "two.csv", "--narrow", "--dropout", "2") == 0
-    options = ["--config", "small.yaml", "--times", "2", "--output", "repeated.csv"]
-    assert run("repeat", *options) == 0
+    assert run(*predict, *best, "--output", "two.csv", "--narrow", "--dropout", "2") == 0
     return folder
 
 
@@ -212,7 +209,7 @@ def test_commands(
     plain: Path, tmp_path: Path, unit: tuple[float, float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert_same_in_units(plain, commands_in(tmp_path, unit, monkeypatch), unit)
-    assert len(list(plain.rglob("*.csv"))) > 20
+    assert len(list(plain.rglob("*.csv"))) > 8
 
 
 @pytest.mark.long

@@ -62,13 +62,12 @@ def test_other_commands_refuse_it_too(folder: Path, capsys) -> None:
     assert Path("trees.svg").read_text(encoding="utf-8") == "(1 a)\n"
 
 
-@pytest.mark.parametrize("command", ["fit", "test", "predict", "ensemble"])
+@pytest.mark.parametrize("command", ["fit", "test", "predict"])
 def test_the_table_of_a_run_is_no_file_of_its_data(folder: Path, command: str, capsys) -> None:
     for name in ("train", "val", "test"):
         Path(f"{name}.txt").write_text("(1 (0 a) (1 b))\n", encoding="utf-8")
     argv = ["--data=TreeFileData", "--model=TreeClassification", "--predictions.folder=sub/.."]
     argv += [f"--data.init_args.{name}_file={name}.txt" for name in ("train", "val", "test")]
-    argv += ["--checkpoints", "test.txt"] if command == "ensemble" else []
     assert main([command, *argv, "--predictions.name=test.txt"]) == 2
     assert "predictions: an output is also an input" in capsys.readouterr().err
     assert Path("test.txt").read_text(encoding="utf-8") == "(1 (0 a) (1 b))\n"

@@ -28,11 +28,11 @@ from pyg_dynbatch.console import OneLineArguments, check_outputs
 from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.core.native import keep_freed_memory
 from pyg_dynbatch.files import existing
-from pyg_dynbatch.prediction import naming_file, read_checkpoint
+from pyg_dynbatch.prediction import read_checkpoint
 from pyg_dynbatch.training import runs
 from pyg_dynbatch.training.data import SplitDataModule
 from pyg_dynbatch.training.optimizers import build_optimizer
-from pyg_dynbatch.training.task import Task, ensemble_of
+from pyg_dynbatch.training.task import Task
 
 _CONFIG = re.compile("(-c|--config)=")
 _CLASS_KEYS = ("class_path", "init_args", "dict_kwargs")
@@ -60,12 +60,12 @@ def subclasses(kind: type) -> dict[str, type]:
 
 
 def packaged_configs() -> dict[str, Path]:
-    """List the configurations and search spaces that come with the package, by name."""
+    """List the configurations that come with the package, by name."""
     package = Path(__file__).parents[1]
     installed = package / "configs"
     # An editable install reads those of the checkout.
     folder = installed if installed.is_dir() else package.parents[1] / "configs"
-    return {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*.yaml"))}
+    return {path.name: path for path in sorted(folder.glob("*.yaml"))}
 
 
 def find_config(path: str) -> str:
@@ -103,7 +103,7 @@ def check_config_file(path: str | Path) -> None:
     """Detect what jsonargparse reports poorly: empty files, invalid YAML, mistyped class keys."""
     wanted = "settings such as 'trainer:', 'model:' and 'data:'"
     if not Path(path).is_file():
-        packaged = [name for name in packaged_configs() if "/" not in name]
+        packaged = list(packaged_configs())
         expected = f"a YAML file, or one of the package: {', '.join(packaged)}"
         raise mismatch(FileNotFoundError, "the configuration is missing", expected, path)
     settings = read_yaml(path, "the configuration", wanted)
@@ -214,18 +214,10 @@ class Run(LightningCLI):
     Args:
         command: ``fit``, ``validate``, ``test`` or ``predict``.
         words: The options.
-        checkpoints: Members of an ensemble, whose average ``test`` measures.
-        build: Whether to load the data and build the model, not only read and check the options.
     """
 
-    def __init__(
-        self,
-        command: str,
-        words: Sequence[str],
-        checkpoints: Sequence[str] = (),
-        build: bool = True,
-    ) -> None:
-        self.command, self.checkpoints, self.build = command, checkpoints, build
+    def __init__(self, command: str, words: Sequence[str]) -> None:
+        self.command = command
         self.results: list[str] = []
         self.checkpoint: Path | None = None
         self.contents: dict[str, Any] = {}
@@ -280,15 +272,9 @@ class Run(LightningCLI):
         table = options.predictions
         if table.folder is not None:
             written = [Path(table.folder) / name for name in (table.name, table.node_name) if name]
-            check_outputs("predictions", written, [*_paths(options), *self.checkpoints])
-        for path in self.checkpoints:
-            with naming_file(path):
-                runs.check_options(read_checkpoint(path), self.plain_config(), training=False)
+            check_outputs("predictions", written, _paths(options))
         # Removed, so that the saved configuration starts a new run.
         chosen, options["ckpt_path"] = options.ckpt_path, None
-        if chosen is not None and self.checkpoints:
-            what = "ensemble: --ckpt_path is given in addition to the members"
-            raise mismatch(ValueError, what, "--checkpoints or --members alone", chosen)
         if chosen is not None:
             configs = [Path(str(each)) for each in options.config or ()]
             self.checkpoint = runs.find_checkpoint(str(chosen), configs)
@@ -296,7 +282,7 @@ class Run(LightningCLI):
             given, fit = self.plain_config(), self.command == "fit"
             for line in runs.check_options(self.contents, given, fit):
                 rank_zero_info(f"changed: {line}")
-        elif self.command != "fit" and not self.checkpoints:
+        elif self.command != "fit":
             what = f"{self.command}: no checkpoint is given"
             expected = "--ckpt_path FILE, or --run FOLDER for the best one of a run"
             raise mismatch(ValueError, what, expected, "untrained weights")
@@ -327,8 +313,6 @@ class Run(LightningCLI):
 
     def instantiate_classes(self) -> None:
         """Build model, data and trainer; choose the folder of the run before ranks are forked."""
-        if not self.build:
-            return
         super().instantiate_classes()
         config = self.plain_config()
         self.model.data_options = runs.plain_options(config["data"])
@@ -367,7 +351,10 @@ class Run(LightningCLI):
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="Be aware that when using `ckpt_path`")
             self.trainer.test(self.model, self.datamodule, ckpt_path=best)
-            self._predict_too(best)
+            self._keep_results()
+            given = {**self._given, "ckpt_path": best}
+            self.trainer.predict(**given, return_predictions=False)
+            self._close()
 
     def train(self) -> None:
         """Train, after the metrics that a continued run has logged before."""
@@ -379,27 +366,14 @@ class Run(LightningCLI):
         self.trainer.validate(**self._given)
 
     def test(self) -> None:
-        """Measure the test split, with the average of an ensemble if there is one."""
-        if self.checkpoints:
-            self.model = ensemble_of(self.model, self.checkpoints)
-            for path in self.checkpoints:
-                self.take_split(read_checkpoint(path), path)
+        """Measure the test split."""
         self.trainer.test(**self._given)
-        if self.checkpoints:
-            self._predict_too()
-        else:
-            self._keep_results()
-            self._close()
+        self._keep_results()
+        self._close()
 
     def predict(self) -> None:
         """Write predictions to a table."""
         self.trainer.predict(**self._given, return_predictions=False)
-        self._close()
-
-    def _predict_too(self, weights: str | None = None) -> None:
-        self._keep_results()
-        given = {**self._given, "ckpt_path": weights}
-        self.trainer.predict(**given, return_predictions=False)
         self._close()
 
     def _keep_results(self) -> None:
@@ -412,14 +386,6 @@ class Run(LightningCLI):
     def _close(self) -> None:
         if self.trainer.is_global_zero:
             print(*self.results, *runs.closing_lines(self.trainer), sep="\n")
-
-    def take_split(self, checkpoint: dict[str, Any], path: str | Path) -> None:
-        """Compare the split of the data with that of a checkpoint."""
-        runs.share_split(checkpoint, self.datamodule)
-        noted = checkpoint.get(type(self.datamodule).__qualname__)
-        with naming_file(path):
-            if noted is not None:
-                self.datamodule.load_state_dict(noted)
 
 
 def _paths(options: Any) -> Iterator[str]:
@@ -498,37 +464,3 @@ def prepare_process() -> None:
     warnings.filterwarnings("ignore", message="`isinstance\\(treespec, LeafSpec\\)`")
     log = logging.getLogger("lightning.pytorch.utilities.rank_zero")
     log.addFilter(lambda record: "litlogger" not in record.getMessage())
-
-
-def run_ensemble(argv: list[str]) -> int:
-    """Run ``ensemble``: the options of ``test``, and ``--checkpoints`` or ``--members``."""
-    parser = OneLineArguments(
-        "pyg-dynbatch ensemble",
-        "Test and predict with the average of several checkpoints. All options of 'test' are "
-        "available too, such as --config.",
-    )
-    parser.add_argument("--checkpoints", nargs="+", metavar="CKPT", help="checkpoints of fit")
-    parser.add_argument(
-        "--members",
-        type=int,
-        metavar="N",
-        help="first train N models, with the seeds S, S+1, ... and one split of the data",
-    )
-    own, words = parser.parse_known_args(argv)
-    if (own.checkpoints is None) == (own.members is None):
-        parser.error("the following arguments are required: --checkpoints or --members, not both")
-    if own.members is not None and own.members < 1:
-        parser.error(f"argument --members: expected at least 1, got {own.members}")
-    prepare_process()
-    checkpoints, first = own.checkpoints or [], 1
-    for number in range(own.members or 0):
-        seed = ["--seed_everything", str(first + number)] if number else []
-        run = Run("fit", [*words, *seed]).start()
-        if number == 0:
-            first = int(run.config["seed_everything"])
-            split = getattr(run.datamodule, "used_split_seed", None)
-            words += [] if split is None else ["--data.init_args.split.seed", str(split)]
-        kept: Any = runs.best_checkpoint(run.trainer)
-        checkpoints.append(kept.best_model_path)
-    Run("test", words, checkpoints).start()
-    return 0

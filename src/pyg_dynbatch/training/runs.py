@@ -527,25 +527,6 @@ def read_curve(metrics: Path, name: str) -> Curve:
     return [float(row["epoch"]) for row in rows], [float(row[name]) for row in rows]
 
 
-_FACTS = {"task", "molecules", "positives", "status"}  # of the table of properties
-
-
-def tested_scores(folder: Path) -> list[tuple[str, str, float]]:
-    """Read the metrics of the test of a run: property (``all`` if not by property), name, value."""
-    table, metrics = folder / FILES["task table"], folder / METRICS
-    if table.is_file():
-        return [
-            (row["task"], name, float(text or "nan"))
-            for row in read_table(table)
-            for name, text in row.items()
-            if name not in _FACTS
-        ]
-    rows = read_table(metrics) if metrics.is_file() else []
-    cells = [cell for row in rows for cell in row.items()]
-    tested = [(name, text) for name, text in cells if name.startswith("test/") and text]
-    return [("all", name.removeprefix("test/"), float(text)) for name, text in tested]
-
-
 def closing_lines(trainer: pl.Trainer) -> list[str]:
     """List the files that a run has written."""
     best = getattr(best_checkpoint(trainer), "best_model_path", "")
