@@ -134,8 +134,10 @@ def _dispatch(argv: list[str]) -> int:
     # Imported here, so that the help appears without loading torch and Lightning.
     if command == "inspect" and options == ["--native"]:
         from pyg_dynbatch.core.native import describe_native
+        from pyg_dynbatch.kernels.products import describe_products
 
         print(describe_native())
+        print(describe_products())
         return 0
     if command == "inspect":
         from pyg_dynbatch.trees.inspection import run_inspect

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from pyg_dynbatch.core.levels import Levels, schedule_structure
 from pyg_dynbatch.kernels import blocks, products
-from pyg_dynbatch.kernels.products import RowProduct
+from pyg_dynbatch.kernels.products import Products, RowProduct, use_products
 from pyg_dynbatch.nn import ChildSumTreeLSTM, NaryTreeLSTM, RecursiveLayer
 from pyg_dynbatch.nn.cell import run_levels
 from pyg_dynbatch.nn.recursive import level_row
@@ -36,10 +36,10 @@ def pack_all() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(products, "_LARGE_MATRIX", 0)
         patch.setattr(products, "_MANY_ROWS", 0)
-        patch.setattr(products, "_packing_wins", lambda: True)
-        if not products.packs(torch.ones(1, 1), 1):
-            pytest.skip("this torch has no oneDNN")
-        yield
+        with use_products(Products(packed=True)):
+            if not products.packs(torch.ones(1, 1), 1):
+                pytest.skip("this torch has no oneDNN")
+            yield
 
 
 @pytest.mark.parametrize("kind", FUSED)
@@ -182,22 +182,22 @@ def test_products_of_every_height() -> None:
 
 
 @pytest.mark.parametrize("rows", (0, 1, 63, 64, 200, 1100))
-def test_gradients_of_weights_in_chunks(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("chunked", (False, True))
+def test_gradients_of_weights_in_chunks(rows: int, chunked: bool) -> None:
     grads, given = torch.randn(rows, 7), torch.randn(rows, 5)
-    for wins in (False, True):
-        monkeypatch.setattr(products, "_transposed_wins", lambda wins=wins: wins)
-        out = torch.full((7, 5), 3.0)
-        for found in (
-            products.weight_gradient(grads, given, None),
-            products.weight_gradient(grads, given, None, out),
-        ):
-            wanted = grads.double().t() @ given.double()
-            torch.testing.assert_close(found.double(), wanted, rtol=1e-5, atol=1e-4)
-        assert torch.equal(out, found)
+    out = torch.full((7, 5), 3.0)
+    with use_products(Products(chunked_gradients=chunked)):
+        returned = products.weight_gradient(grads, given, None)
+        written = products.weight_gradient(grads, given, None, out)
+    expected = grads.double().t() @ given.double()
+    torch.testing.assert_close(returned.double(), expected, rtol=1e-5, atol=1e-4)
+    assert torch.equal(written, returned)
+    assert torch.equal(written, out)
 
 
 def test_onednn_can_be_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(products, "_LARGE_MATRIX", 0)
     monkeypatch.setattr(products, "_MANY_ROWS", 0)
     monkeypatch.setattr(torch.backends.mkldnn, "enabled", False)
-    assert RowProduct(torch.ones(3, IN)).packed is None
+    with use_products(Products(packed=True)):
+        assert RowProduct(torch.ones(3, IN)).packed is None

@@ -6,16 +6,13 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.profiler import ProfilerActivity, profile
 from torch.utils.checkpoint import checkpoint
 
 from pyg_dynbatch.autobatch import autobatch
 from pyg_dynbatch.core import Engine, Operations, Recording, TensorType
-from pyg_dynbatch.core.levels import schedule_structure
 from pyg_dynbatch.core.scheduling import schedule_recordings
 from pyg_dynbatch.nn import Linear, linear
 from tests.core.helpers import message
-from tests.strategies import chain
 
 VECTOR = TensorType((3,))
 
@@ -110,42 +107,6 @@ def test_equals_linear_of_torch(way: Callable[..., list[Any]]) -> None:
     case = Case()
     found, wanted = case.both(lambda engine, leaves: way(case, engine, leaves))
     torch.testing.assert_close(found, wanted, rtol=1e-12, atol=1e-12)
-
-
-class Node(nn.Module):
-    def __init__(self, make: Callable[..., nn.Linear]) -> None:
-        super().__init__()
-        self.mix = make(512, 256)
-
-    def forward(self, x: Tensor, child: Tensor) -> Tensor:
-        return torch.tanh(self.mix(torch.cat([x, child], 1)))
-
-
-def test_steps_of_many_rows() -> None:
-    """Packed weights, with a last block that is no height of oneDNN's kernels."""
-    torch.manual_seed(0)
-    cells = Node(Linear), Node(nn.Linear)
-    cells[1].load_state_dict(cells[0].state_dict())
-    # Chains of 1, 2 and 3 nodes: 701, 700 and 300 rows per step.
-    one, edges, first = [1] + [2] * 400 + [3] * 300, [], 0
-    for length in one:
-        edges.append(chain(length).edge_index + first)
-        first += length
-    x = torch.randn(first, 256, requires_grad=True)
-    found: list[list[Tensor]] = []
-    packed: list[bool] = []
-    for cell in cells:
-        schedule = schedule_structure(torch.cat(edges, 1), first, arity=1)
-        engine = Engine.of_cell(cell, TensorType((256,)), arity=1)
-        rows = engine(schedule, {"input": x})["node"]
-        gradients = torch.autograd.grad(rows.square().sum(), [x, *cell.parameters()])
-        with torch.inference_mode(), profile(activities=[ProfilerActivity.CPU]) as profiled:
-            inferred = engine(schedule, {"input": x})["node"]
-        found.append([rows.detach(), inferred, *gradients])
-        packed.append("mkldnn::_linear_pointwise" in {e.key for e in profiled.key_averages()})
-    for mine, right in zip(*found, strict=True):
-        torch.testing.assert_close(mine, right, rtol=1e-4, atol=1e-5 * float(right.abs().max()))
-    assert packed == [torch.backends.mkldnn.is_available(), False]
 
 
 def test_second_derivatives_are_refused_in_a_run_only() -> None:

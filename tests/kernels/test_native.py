@@ -3,7 +3,6 @@
 import ctypes
 from collections.abc import Callable, Iterator
 from ctypes import CFUNCTYPE, c_void_p
-from pathlib import Path
 from unittest import mock
 
 import pytest
@@ -13,12 +12,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.func import functional_call
 
-from pyg_dynbatch.core import native as core_native
 from pyg_dynbatch.core.levels import Levels, schedule_structure
 from pyg_dynbatch.core.native import loaded_extension
-from pyg_dynbatch.kernels import native, products
-from pyg_dynbatch.kernels.blocks import BLOCK
-from pyg_dynbatch.kernels.native import NativeGates, NativeKernel, multiply_address, narrow_rows
+from pyg_dynbatch.kernels import native
+from pyg_dynbatch.kernels.native import NativeGates, NativeKernel, multiply_address
+from pyg_dynbatch.kernels.products import MAKES, use_products
 from pyg_dynbatch.nn import NaryTreeLSTM, RecursiveLayer
 from tests.core.test_native import MUST_BUILD
 from tests.kernels.fused import (
@@ -39,6 +37,13 @@ pytestmark = pytest.mark.skipif(
     reason="no C extension, or no sgemm_ in the libraries of torch",
 )
 SIX = (0, 0, 0, 1, 1, 4)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def own_products() -> Iterator[None]:
+    """Levels of all sizes are multiplied in C, and large ones packed, on any processor."""
+    with use_products(MAKES["AuthenticAMD"]):
+        yield
 
 
 @pytest.fixture(params=(1, pytest.param(2, marks=pytest.mark.long)))
@@ -291,20 +296,11 @@ def test_libraries_without_an_sgemm_that_multiplies(caplog: pytest.LogCaptureFix
 
 @pytest.mark.skipif(not MUST_RUN, reason="torch has no MKL here")
 @pytest.mark.parametrize("default", ("meta", "float64"))
-def test_found_and_raced_with_any_default_dtype_and_device(
-    default: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv(core_native.FOLDER, str(tmp_path))  # no winner is kept there yet
-    monkeypatch.delenv(core_native.RACE, raising=False)
+def test_found_with_any_default_dtype_and_device(default: str) -> None:
     if default == "float64":
         torch.set_default_dtype(torch.float64)
     try:
         with torch.device("meta" if default == "meta" else "cpu"):
             assert multiply_address.__wrapped__() is not None
-            assert narrow_rows.__wrapped__() in (7, 8, 32, BLOCK)
-            assert isinstance(products._packing_wins.__wrapped__(), bool)
-            assert isinstance(products._transposed_wins.__wrapped__(), bool)
     finally:
         torch.set_default_dtype(torch.float32)
-    kept = {path.name.partition("-")[2] for path in tmp_path.glob("fastest-*")}
-    assert {name.rsplit("-", 1)[0] for name in kept} >= {"large-products", "weight-gradients"}

@@ -1,14 +1,11 @@
-"""Load the C extension, race ways to compute, and keep freed memory."""
+"""Load the C extension, and keep freed memory."""
 
 import ctypes
 import hashlib
 import logging
 import multiprocessing
 import os
-import platform
 import sys
-import time
-from collections.abc import Callable, Mapping
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -95,84 +92,6 @@ def _openmp_libraries() -> list[str]:
     paths = {line.split()[-1] for line in maps.read_text().splitlines() if ".so" in line}
     names = ("libgomp", "libiomp", "libomp")
     return sorted(each for each in paths if Path(each).name.startswith(names))
-
-
-FOLDER = "PYG_DYNBATCH_CACHE"
-"""Environment variable: the folder of the winners of races."""
-
-RACE = "PYG_DYNBATCH_RACE"
-"""Environment variable: 0 disables races, and the first way is taken."""
-
-_ROUNDS = 20
-"""Runs of each way in a race."""
-
-_CLEARLY = 0.9
-"""Another way wins only if it takes under this part of the first way's time."""
-
-
-def _cache_folder() -> Path:
-    given, cache = os.environ.get(FOLDER), os.environ.get("XDG_CACHE_HOME")
-    try:
-        folder = Path(given or Path(cache or Path.home() / ".cache", "pyg_dynbatch"))
-    except RuntimeError as error:  # there is no home folder, as in some containers
-        raise FileNotFoundError(str(error)) from error
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    return folder
-
-
-def _processor() -> str:
-    described = Path("/proc/cpuinfo")
-    if not described.exists():
-        return f"{platform.machine()} {platform.processor()}"
-    lines = described.read_text().splitlines()
-    wanted = ("model name", "flags", "Features", "CPU part")
-    return repr(sorted({line for line in lines if line.startswith(wanted)}))
-
-
-def fastest(name: str, ways: Mapping[str, Callable[[], object]]) -> str:
-    """Return the first way, or the one that is clearly faster, by a race.
-
-    There is one race per kind of processor, torch version and number of threads. The winner is
-    kept in a file, so that later processes compute the same numbers. Where nothing can be kept,
-    the first way is taken, as a choice that changed between runs would change them.
-    """
-    from pyg_dynbatch.files import locked_folder, write_atomically
-
-    first = next(iter(ways))
-    if os.environ.get(RACE) == "0":
-        return first
-    try:
-        folder = _cache_folder()
-        made_for = f"{_processor()} {torch.__version__} {torch.get_num_threads()}"
-        digest = hashlib.sha256(made_for.encode()).hexdigest()[:16]
-        path = folder / f"fastest-{name}-{digest}.txt"
-        if not path.exists():
-            # Of several processes one races, which also leaves the cores to it.
-            with locked_folder(folder, wait=True):
-                if not path.exists():
-                    write_atomically(path, lambda draft: draft.write_text(_race(ways), "utf-8"))
-        winner = path.read_text("utf-8", "replace")
-    except OSError as error:
-        _log.info("%s: the winner of a race cannot be kept: %s", name, error)
-        return first
-    if winner not in ways:
-        _log.warning("%s: %r is not one of %s; delete the file", path, winner, ", ".join(ways))
-        return first
-    return winner
-
-
-def _race(ways: Mapping[str, Callable[[], object]]) -> str:
-    """Run all ways alternately, and compare the shortest times."""
-    best = dict.fromkeys(ways, float("inf"))
-    for number in range(_ROUNDS):
-        for name, run in ways.items():
-            start = time.perf_counter()
-            run()
-            if number:  # the first run may build kernels
-                best[name] = min(best[name], time.perf_counter() - start)
-    _log.info("race: %s", ", ".join(f"{name} {1e6 * least:.0f} us" for name, least in best.items()))
-    first, winner = next(iter(best)), min(best, key=best.__getitem__)
-    return winner if best[winner] < _CLEARLY * best[first] else first
 
 
 SWITCH = "PYG_DYNBATCH_KEEP_MEMORY"

@@ -6,14 +6,14 @@ import sys
 from array import array
 from collections.abc import Sequence
 from ctypes import byref, c_int64, c_void_p
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from pyg_dynbatch.core.native import fastest, is_native, loaded_extension
+from pyg_dynbatch.core.native import is_native, loaded_extension
 from pyg_dynbatch.kernels.blocks import (
     BLOCK,
     Block,
@@ -24,7 +24,7 @@ from pyg_dynbatch.kernels.blocks import (
     StateGradients,
     TorchGates,
 )
-from pyg_dynbatch.kernels.products import RowProduct, ones, packs
+from pyg_dynbatch.kernels.products import RowProduct, chosen_products, packs
 
 _log = logging.getLogger(__name__)
 
@@ -41,9 +41,10 @@ def runs_at_once(plan: Plan, weights: Sequence[Tensor]) -> bool:
         return False
     if not is_native(*weights):
         return False
-    # Our kernels that win at 128 rows win at any number of rows if the matrix stays in the cache.
-    kept = weights[1].numel() < _STAYS_IN_CACHE and narrow_rows() == BLOCK
-    return kept or not packs(weights[1], plan.inner)
+    # Our products that win at 128 rows win at any number of rows if the matrix stays in the cache.
+    stays_in_cache = weights[1].numel() < _STAYS_IN_CACHE
+    wins = stays_in_cache and chosen_products().own_rows >= BLOCK
+    return wins or not packs(weights[1], plan.inner)
 
 
 class NativeGates(TorchGates):
@@ -150,7 +151,7 @@ def _fields(plan: Plan, rows: Rows, weight_hidden: Tensor) -> dict[str, Any]:
         "width": rows.memory.size(1), "arity": -1 if plan.ragged else plan.arity,
         "leaves": plan.leaves, "levels": len(schedule.level_sizes), "inner": plan.inner,
         "slots": plan.slots, "cells": plan.leaf_cells, "inputs": plan.leaf_inputs,
-        "narrow": narrow_rows(), "threads": torch.get_num_threads(),
+        "narrow": chosen_products().own_rows, "threads": torch.get_num_threads(),
         "multiply": multiply_address(), "sizes": array("q", schedule.level_sizes),
         "filled": array("q", schedule.level_inputs), "index": plan.children,
         "starts": plan.child_start if plan.ragged else None,
@@ -178,29 +179,6 @@ def _stride(inner: int) -> int:
 def _plain(rows: Tensor) -> Tensor:
     # A tensor that is negated only when it is read is not negated in memory.
     return rows.resolve_neg().contiguous()
-
-
-@cache
-def narrow_rows() -> int:
-    """Race our products against the BLAS of torch; return up to how many rows ours win."""
-    native: Any = loaded_extension()
-    inner, columns, narrow = 300, 750, 7
-    with torch.inference_mode():
-        weight, rows = ones(columns, inner), ones(BLOCK, inner)
-        fields: dict[str, Any] = {"weight_hidden": weight, "bias": ones(columns), "rows": rows}
-        fields |= {"aligned_hidden": ones(columns, _stride(inner)), "threads": 1}
-        fields |= {"aligned_rows": ones(BLOCK, _stride(inner)), "multiply": multiply_address()}
-        fields["all_bias"] = ones(BLOCK, columns)
-        ours, blas = (native.tree_lstm_run(narrow=most, **fields) for most in (BLOCK, 0))
-    for count in (8, 32, BLOCK):
-        ways = {
-            name: partial(native.tree_lstm_multiply, run, count, inner, columns)
-            for name, run in (("own", ours), ("blas", blas))
-        }
-        if fastest(f"{count}-rows-{native.variant()}-{native.SOURCES}", ways) != "own":
-            break
-        narrow = count
-    return narrow
 
 
 @cache

@@ -1,13 +1,15 @@
-"""Products of rows with a matrix, in the way that is fastest on the machine."""
+"""Products of rows with a matrix, by a fixed rule for each make of processor."""
 
-from collections.abc import Callable
+import platform
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
-
-from pyg_dynbatch.core.native import fastest
 
 HEIGHTS = (8, 16, 24, 32, 48, 64, 80, 96, 112, 128)
 """Numbers of rows for which oneDNN generates kernels; a kernel for every size of a level would
@@ -18,6 +20,84 @@ _LARGE_MATRIX, _MANY_ROWS = 2**17, 1024
 
 _CHUNKS = (512, 64)
 """Numbers of rows for which oneDNN generates kernels of weight gradients."""
+
+
+@dataclass(frozen=True)
+class Products:
+    """Which products of float32 on CPUs are not left to the BLAS of torch.
+
+    Args:
+        packed: Whether oneDNN multiplies many rows with a large matrix, which it packs once.
+        chunked_gradients: Whether oneDNN computes the gradients of weights, some rows at a time.
+        own_rows: Levels of up to this many rows are multiplied by our own code in C.
+    """
+
+    packed: bool = False
+    chunked_gradients: bool = False
+    own_rows: int = 0
+
+
+# Microseconds on one thread of an AMD EPYC (Zen 5, AVX-512) with torch 2.13 and a matrix of
+# 750 x 300: the best of 20 rounds in turn, the same within 3 % in a second process. There was no
+# Intel processor: for the last column the same machine ran the code of MKL for Intel, which uses
+# AVX-512 (a preloaded `mkl_serv_intel_cpu_true` returns 1). A Xeon (AVX-512, AMX) did not gain by
+# packing either.
+#
+#                                           MKL on AMD   MKL as on Intel
+#   1,024 rows             packed  2,380       4,460            2,010
+#   gradient of 512 rows   chunks  1,300       2,230            1,000
+#   8 rows                 own        20          52               33
+#   32 rows                own        74         150               75
+#   128 rows               own       281         542              255
+#
+# From 250 x 100 to 1500 x 600, ours take 0.29 to 0.94 of MKL's time on AMD, up to 0.99 without
+# AVX-512. Beside MKL as on Intel, the smallest matrix gains nothing from 8 rows on.
+MAKES = {
+    "AuthenticAMD": Products(packed=True, chunked_gradients=True, own_rows=HEIGHTS[-1]),
+    "GenuineIntel": Products(own_rows=7),
+}
+"""The products of each make of processor that was measured. All others use plain torch."""
+
+_asked_for: Products | None = None
+
+
+def chosen_products() -> Products:
+    """Return the products that were asked for, or those of the make of this processor."""
+    return MAKES.get(_make_of_processor(), Products()) if _asked_for is None else _asked_for
+
+
+@contextmanager
+def use_products(products: Products) -> Iterator[None]:
+    """Compute as asked, on any processor and in the whole process, until the block is left.
+
+    Two makes compute the same results up to rounding. Ask for ``Products()``, which is plain torch,
+    to leave rounding to torch alone.
+
+    Example:
+        >>> with use_products(Products(own_rows=8)):
+        ...     chosen_products()
+        Products(packed=False, chunked_gradients=False, own_rows=8)
+    """
+    global _asked_for
+    before, _asked_for = _asked_for, products
+    try:
+        yield
+    finally:
+        _asked_for = before
+
+
+def describe_products() -> str:
+    """Say in one line which products are chosen, and why."""
+    reason = f"the rule for {_make_of_processor()}" if _asked_for is None else "as asked for"
+    return f"products   {chosen_products()}, {reason}"
+
+
+@cache
+def _make_of_processor() -> str:
+    """Return the vendor of the processor, or "other makes" if it was not measured."""
+    described = Path("/proc/cpuinfo")
+    text = described.read_text("utf-8") if described.exists() else platform.processor()
+    return next((make for make in MAKES if make in text), "other makes")
 
 
 class RowProduct:
@@ -74,7 +154,7 @@ def packs(weight: Tensor, rows: int) -> bool:
     """Whether packing a matrix for oneDNN pays off for this many rows."""
     if weight.numel() < _LARGE_MATRIX or rows < _MANY_ROWS:
         return False
-    return _uses_onednn(weight) and _packing_wins()
+    return chosen_products().packed and _uses_onednn(weight)
 
 
 def _uses_onednn(like: Tensor) -> bool:
@@ -96,32 +176,14 @@ def _multiply(rows: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tenso
     return found
 
 
-def ones(*shape: int) -> Tensor:
-    """Numbers for a race, whatever the default dtype and device are."""
-    return torch.ones(shape, dtype=torch.float32, device="cpu")
-
-
-@cache
-def _packing_wins() -> bool:
-    with torch.inference_mode():
-        weight, bias, rows = (ones(*shape) for shape in ((750, 300), (750,), (_MANY_ROWS, 300)))
-
-        def packed() -> None:
-            found = _pack(weight)
-            for block in rows.split(HEIGHTS[-1]):
-                _multiply(block, found, bias)
-
-        ways = {"packed": packed, "plain": lambda: torch.addmm(bias, rows, weight.t())}
-        return fastest("large-products", ways) == "packed"
-
-
 def weight_gradient(
     grads: Tensor, rows: Tensor, precision: torch.dtype | None, out: Tensor | None = None
 ) -> Tensor:
     """Compute ``grads.t() @ rows``, the gradient of a matrix over all rows it was used on."""
+    in_chunks = chosen_products().chunked_gradients and grads.size(0) >= _CHUNKS[-1]
     if precision is not None:
         found = (grads.to(precision).t() @ rows.to(precision)).to(grads.dtype)
-    elif grads.size(0) >= _CHUNKS[-1] and _uses_onednn(grads) and _transposed_wins():
+    elif in_chunks and _uses_onednn(grads):
         found = _in_chunks(grads, rows)
     else:
         return torch.mm(grads.t(), rows, out=out)
@@ -138,15 +200,6 @@ def _in_chunks(grads: Tensor, rows: Tensor) -> Tensor:
             found += _multiply(grads[chunk].t(), rows[chunk].t())
             first += size
     return found
-
-
-@cache
-def _transposed_wins() -> bool:
-    with torch.inference_mode():
-        grads, rows = ones(_CHUNKS[0], 750), ones(_CHUNKS[0], 300)
-        ways: dict[str, Callable[[], object]] = {"onednn": lambda: _in_chunks(grads, rows)}
-        ways["blas"] = lambda: torch.mm(grads.t(), rows)
-        return fastest("weight-gradients", ways) == "onednn"
 
 
 def sum_rows(rows: Tensor) -> Tensor:

@@ -83,13 +83,6 @@ static void product(const struct run *r, const float *rows, int64_t count, int64
                     out, &columns);
 }
 
-/* One product of rows with the weight of h, for a race. */
-static void multiply(const struct run *r, int64_t count, int64_t inner, int64_t columns)
-{
-    product(r, r->rows, count, inner, r->weight_hidden, r->aligned_hidden, r->bias, columns,
-            r->all_bias, (int)r->threads);
-}
-
 /* out = grads * weight, with [count, columns] grads and a [columns, inner] weight. */
 static void product_back(const struct run *r, const float *grads, int64_t count, int64_t columns,
                          const float *weight, const float *copy, int64_t inner, float *out,
@@ -251,6 +244,6 @@ static void backward_run(const struct run *r)
 
 extern const struct kernels NAMED(VARIANT);
 const struct kernels NAMED(VARIANT) = {
-    QUOTED(VARIANT), gather, forward, backward, sum_equal, forward_run, backward_run, multiply,
-    order_relu, histogram, pair_layers,
+    QUOTED(VARIANT), gather, forward, backward, sum_equal, forward_run, backward_run, order_relu,
+    histogram, pair_layers,
 };

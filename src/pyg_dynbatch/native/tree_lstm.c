@@ -106,7 +106,6 @@ static const struct field run_fields[] = {
     }
 MAKER(nodes)
 MAKER(incoming)
-MAKER(run)
 
 /* Reads the numbers and addresses of a call, and runs `call` without the interpreter's lock. */
 #define CALL(name, wanted, call)                                                                   \
@@ -135,7 +134,6 @@ CALL(backward, 12,
 CALL(sum_equal, 7,
      in_use->sum_equal(POINTER(struct incoming, 0), POINTER(int64_t, 1), a[2], a[3],
                        POINTER(float, 4), POINTER(float, 5), (int)a[6]))
-CALL(multiply, 4, in_use->multiply(POINTER(struct run, 0), a[1], a[2], a[3]))
 
 static PyObject *order_relu(PyObject *module, PyObject *const *args, Py_ssize_t count)
 {
@@ -219,7 +217,6 @@ PyMethodDef tree_lstm_functions[] = {
     {"use_variant", use_variant, METH_O, "Use one of the variants, such as \"baseline\"."},
     {"tree_lstm_nodes", KEYWORDS(make_nodes), "Make a `struct nodes` of tree_lstm.h."},
     {"tree_lstm_incoming", KEYWORDS(make_incoming), "Make a `struct incoming`."},
-    {"tree_lstm_run", KEYWORDS(make_run), "Make a `struct run`, for a race."},
     {"tree_lstm_gather", POSITIONS(gather), "nodes, *block, threads"},
     {"tree_lstm_forward", POSITIONS(forward), "nodes, *block, gates, forget, own, filled, threads"},
     {"tree_lstm_backward", POSITIONS(backward),
@@ -228,7 +225,6 @@ PyMethodDef tree_lstm_functions[] = {
      "incoming, cell, leaves, width, hidden, memory, threads"},
     {"tree_lstm_forward_run", KEYWORDS(forward_run), "Run a whole schedule."},
     {"tree_lstm_backward_run", KEYWORDS(backward_run), "And back."},
-    {"tree_lstm_multiply", POSITIONS(multiply), "run, rows, inner, columns"},
     {"order_relu", POSITIONS(order_relu), "parts, atoms, width, ends, pairs, out, threads"},
     METHOD(pair_layers, "What a weave module adds up of updated pairs; -2 if they do not fit."),
     {"histogram", POSITIONS(histogram),

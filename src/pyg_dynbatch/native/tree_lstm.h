@@ -81,7 +81,6 @@ struct kernels {
                       float *hidden, float *memory, int);
     void (*forward_run)(const struct run *);
     void (*backward_run)(const struct run *);
-    void (*multiply)(const struct run *, int64_t count, int64_t inner, int64_t columns);
     void (*order_relu)(const float *parts, int64_t width, const int32_t *first,
                        const int32_t *second, int64_t pairs, float *out, int);
     void (*histogram)(const float *x, const int64_t *set, int64_t rows, int64_t width,

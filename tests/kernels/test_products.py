@@ -1,0 +1,197 @@
+"""Every choice of products computes what plain torch does, on every processor."""
+
+import hashlib
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from functools import cache
+from pathlib import Path
+from unittest import mock
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from pyg_dynbatch.core import Engine, TensorType
+from pyg_dynbatch.core.levels import Levels, schedule_structure
+from pyg_dynbatch.kernels import products
+from pyg_dynbatch.kernels.products import (
+    MAKES,
+    Products,
+    chosen_products,
+    describe_products,
+    use_products,
+)
+from pyg_dynbatch.nn import ChildSumTreeLSTM, Linear, NaryTreeLSTM, RecursiveLayer
+from pyg_dynbatch.nn.cell import run_levels
+from tests.kernels.fused import combs
+from tests.strategies import chain
+
+AMD, INTEL = MAKES["AuthenticAMD"], MAKES["GenuineIntel"]
+CHOICES = (Products(), Products(packed=True), Products(chunked_gradients=True), INTEL, AMD)
+HAS_ONEDNN = torch.backends.mkldnn.is_available()
+# Width and trees: small levels in the cache, and a large matrix with over 1,024 rows.
+SIZES = (20, 3), (165, 260)
+ROUNDING = {torch.float64: 1e-13, torch.float32: 2e-6, torch.bfloat16: 3e-2}
+
+
+def trees(width: int, count: int, kind: type[RecursiveLayer]) -> tuple[RecursiveLayer, Tensor]:
+    """A layer and its inputs in double precision, the same at every call."""
+    torch.manual_seed(0)
+    layer = kind(3, width).double()
+    inputs = torch.randn(9 * count, 3, dtype=torch.float64)
+    with torch.no_grad():
+        layer.cell.bias.normal_()
+        # As rounded to the lowest precision, so that all precisions are given the same numbers.
+        for given in (inputs, *layer.parameters()):
+            given.copy_(given.bfloat16())
+    return layer, inputs
+
+
+def states_and_gradients(
+    states: Sequence[Tensor], parameters: Sequence[Tensor], inputs: Tensor
+) -> list[Tensor]:
+    loss = sum(part.square().sum() for part in states)
+    gradients = torch.autograd.grad(loss, [*parameters, inputs])
+    return [*(part.detach() for part in states), *gradients]
+
+
+@cache
+def by_plain_torch(width: int, count: int, kind: type[RecursiveLayer]) -> list[Tensor]:
+    """In double precision, level by level, differentiated by autograd."""
+    layer, inputs = trees(width, count, kind)
+    schedule = combs(count, layer)
+    inputs.requires_grad_()
+    ordered = inputs.index_select(0, schedule.input_node)
+    states = run_levels(layer.cell, schedule, ordered)
+    return states_and_gradients(states, [*layer.parameters()], inputs)
+
+
+def by_layer(
+    width: int, count: int, kind: type[RecursiveLayer], dtype: torch.dtype
+) -> list[Tensor]:
+    layer, inputs = trees(width, count, kind)
+    schedule = combs(count, layer)
+    layer.to(dtype)
+    inputs = inputs.to(dtype).requires_grad_()
+    states = layer(inputs, schedule=schedule, return_state=True)
+    return states_and_gradients(states, [*layer.parameters()], inputs)
+
+
+def assert_rounded(computed: Sequence[Tensor], expected: Sequence[Tensor], part: float) -> None:
+    """Differences are below a part of the largest number."""
+    for mine, right in zip(computed, expected, strict=True):
+        scale = float(right.abs().max())
+        torch.testing.assert_close(mine.double(), right, rtol=0, atol=part * scale)
+
+
+@pytest.mark.parametrize("dtype", ROUNDING, ids=str)
+@pytest.mark.parametrize("choice", CHOICES, ids=str)
+def test_trees_as_in_plain_torch(choice: Products, dtype: torch.dtype) -> None:
+    for kind in (NaryTreeLSTM, ChildSumTreeLSTM):
+        for width, count in SIZES:
+            with use_products(choice):
+                computed = by_layer(width, count, kind, dtype)
+            assert_rounded(computed, by_plain_torch(width, count, kind), ROUNDING[dtype])
+
+
+class Node(nn.Module):
+    def __init__(self, make: type[nn.Linear]) -> None:
+        super().__init__()
+        self.mix = make(512, 256)
+
+    def forward(self, x: Tensor, child: Tensor) -> Tensor:
+        return torch.tanh(self.mix(torch.cat([x, child], 1)))
+
+
+def chains() -> Levels:
+    """Chains of 1, 2 and 3 nodes: 301, 300 and 260 rows per step, no height of oneDNN's kernels."""
+    edges = []
+    first = 0
+    for length in [1] + [2] * 40 + [3] * 260:
+        edges.append(chain(length).edge_index + first)
+        first += length
+    return schedule_structure(torch.cat(edges, 1), first, arity=1)
+
+
+def by_engine(make: type[nn.Linear], dtype: torch.dtype) -> list[Tensor]:
+    torch.manual_seed(0)
+    node = Node(make).to(dtype)
+    inputs = torch.randn(861, 256).to(dtype).requires_grad_()
+    engine = Engine.of_cell(node, TensorType((256,)), arity=1).to(dtype)
+    rows = engine(chains(), {"input": inputs})["node"]
+    computed = states_and_gradients([rows], [*node.parameters()], inputs)
+    with torch.inference_mode():
+        return [*computed, engine(chains(), {"input": inputs})["node"]]
+
+
+@pytest.mark.parametrize("dtype", (torch.float64, torch.float32), ids=str)
+@pytest.mark.parametrize("choice", CHOICES, ids=str)
+def test_linear_as_in_plain_torch(choice: Products, dtype: torch.dtype) -> None:
+    with mock.patch.object(products, "_pack", wraps=products._pack) as pack, use_products(choice):
+        computed = by_engine(Linear, dtype)
+    assert_rounded(computed, by_engine(nn.Linear, torch.float64), ROUNDING[dtype])
+    assert pack.called == (choice.packed and HAS_ONEDNN and dtype == torch.float32)
+
+
+def digests() -> str:
+    """Checksums of what every choice computes."""
+    lines = []
+    for choice in CHOICES:
+        with use_products(choice):
+            content = b"".join(
+                part.numpy().tobytes()
+                for width, count in SIZES
+                for part in by_layer(width, count, NaryTreeLSTM, torch.float32)
+            )
+        lines.append(hashlib.sha256(content).hexdigest())
+    return "\n".join(lines)
+
+
+def test_two_processes_compute_the_same_numbers(tmp_path: Path) -> None:
+    code = "import torch; from tests.kernels.test_products import digests;"
+    code += f"torch.set_num_threads({torch.get_num_threads()}); print(digests())"
+    # Nothing that another process may have written decides.
+    homes = {"HOME": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path)}
+    command = [sys.executable, "-c", code]
+    printed = subprocess.check_output(command, text=True, env=os.environ | homes)
+    assert printed.split() == digests().split()
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.fixture
+def another_processor() -> Iterator[mock.Mock]:
+    """A system without /proc/cpuinfo, whose processor is the value returned by the mock."""
+    products._make_of_processor.cache_clear()
+    no_file = mock.patch.object(products, "Path", return_value=Path("nosuch"))
+    with no_file, mock.patch.object(products.platform, "processor") as named:
+        yield named
+    products._make_of_processor.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("processor", "choice", "reason"),
+    [
+        ("AMD64 Family 25 Model 33 Stepping 2, AuthenticAMD", AMD, "the rule for AuthenticAMD"),
+        ("Intel64 Family 6 Model 85 Stepping 7, GenuineIntel", INTEL, "the rule for GenuineIntel"),
+        ("arm", Products(), "the rule for other makes"),
+        ("", Products(), "the rule for other makes"),
+    ],
+)
+def test_the_make_decides(
+    processor: str, choice: Products, reason: str, another_processor: mock.Mock
+) -> None:
+    another_processor.return_value = processor
+    assert chosen_products() == choice
+    assert describe_products() == f"products   {choice}, {reason}"
+
+
+def test_asked_for_until_the_block_is_left() -> None:
+    before = chosen_products()
+    asked = Products(own_rows=3)
+    with pytest.raises(KeyError), use_products(asked):
+        assert chosen_products() == asked
+        assert describe_products().endswith(", as asked for")
+        raise KeyError
+    assert chosen_products() == before
