@@ -10,7 +10,7 @@ from torch import Tensor
 from benchmarks import bench
 from pyg_dynbatch.core.levels import Levels
 from pyg_dynbatch.kernels.blocks import BLOCK
-from pyg_dynbatch.kernels.products import RowProduct
+from pyg_dynbatch.kernels.products import Products, RowProduct, use_products
 
 
 class Product(NamedTuple):
@@ -169,7 +169,8 @@ def _multiply(part: Part, backward: bool, packed: bool) -> None:
             (part.backward if backward else part.forward)(start, stop)
         return
     rows, weight = (part.out, part.weight.t()) if backward else (part.rows, part.weight)
-    product = RowProduct(weight, rows=rows.size(0))
+    with use_products(Products(packed=True)):
+        product = RowProduct(weight, rows=rows.size(0))
     for start, stop in part.blocks:
         for first in range(start, stop, BLOCK):
             product(rows, first, min(BLOCK, stop - first))

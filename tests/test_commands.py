@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from pyg_dynbatch.cli import _COMMANDS
+from pyg_dynbatch.kernels.products import describe_products
 from tests.console import complaint, prepare, run
 from tests.molecules.molecules import trained
 from tests.test_cli import CONFIG
@@ -149,6 +150,8 @@ def test_featurize_names_its_options(capsys) -> None:
 
 
 def test_inspect_explains_native(capsys) -> None:
+    assert run("inspect", "--native") == 0
+    assert capsys.readouterr().out.endswith(f"\n{describe_products()}\n")
     assert "--native" in help_of("inspect")
     for others in (["trees.txt"], ["--batch-size", "3"]):
         assert "argument --native" in complaint(capsys, "inspect", "--native", *others)

@@ -22,8 +22,8 @@ class Linear(nn.Linear):
     """``torch.nn.Linear``, faster in modules that an engine calls once per step.
 
     Within a run of an :class:`~pyg_dynbatch.Engine`, the gradients of the weight are summed
-    in place over all steps, and on CPUs steps of many rows multiply with weights packed for oneDNN,
-    by the same rule as fused layers. Elsewhere, and under autocast, checkpoints and other hooks
+    in place over all steps, and steps of many rows multiply with weights packed for oneDNN where
+    fused layers do so, too. Elsewhere, and under autocast, checkpoints and other hooks
     on saved tensors, it computes what ``torch.nn.Linear`` does. The parameters are the same.
 
     Args:
