@@ -163,11 +163,11 @@ def test_two_processes_compute_the_same_numbers(tmp_path: Path) -> None:
 @pytest.fixture
 def another_processor() -> Iterator[mock.Mock]:
     """A system without /proc/cpuinfo, whose processor is the value returned by the mock."""
-    products._make_of_processor.cache_clear()
+    products._products_of_make.cache_clear()
     no_file = mock.patch.object(products, "Path", return_value=Path("nosuch"))
     with no_file, mock.patch.object(products.platform, "processor") as named:
         yield named
-    products._make_of_processor.cache_clear()
+    products._products_of_make.cache_clear()
 
 
 @pytest.mark.parametrize(

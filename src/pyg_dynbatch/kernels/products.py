@@ -63,7 +63,7 @@ _asked_for: Products | None = None
 
 def chosen_products() -> Products:
     """Return the products that were asked for, or those of the make of this processor."""
-    return MAKES.get(_make_of_processor(), Products()) if _asked_for is None else _asked_for
+    return _products_of_make() if _asked_for is None else _asked_for
 
 
 @contextmanager
@@ -93,6 +93,10 @@ def describe_products() -> str:
 
 
 @cache
+def _products_of_make() -> Products:
+    return MAKES.get(_make_of_processor(), Products())
+
+
 def _make_of_processor() -> str:
     """Return the vendor of the processor, or "other makes" if it was not measured."""
     described = Path("/proc/cpuinfo")
