@@ -39,6 +39,7 @@ MORE_PARAMETERS = {
     "molecules/datamodules.py:MoleculeDataModule.__init__": "keys of the configs",
     "molecules/features/featurizer.py:MoleculeFeaturizer.__init__": "keys of the configs",
     "molecules/nets/models.py:WeaveNet.__init__": "every argument is a key of the configs",
+    "nn/recursive.py:RecursiveLayer.forward": "two ways to call a layer, and what it returns",
     "trees/datasets.py:TreeDataset.__init__": "one per option, two of PyG's",
     "trees/models.py:TreeClassifier.__init__": "every argument is a key of the configs",
     "trees/models.py:TreeSimilarity.__init__": "every argument is a key of the configs",

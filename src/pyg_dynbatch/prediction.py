@@ -61,7 +61,10 @@ class Model(nn.Module, ABC):
 
     @abstractmethod
     def predict(self, batch: Any) -> dict[str, Tensor]:
-        """Return the columns of the table of predictions; ``example`` is relative to the batch."""
+        """Return the columns of the table of predictions, without gradients.
+
+        ``example`` is relative to the batch.
+        """
 
     def averaged(self, members: Sequence[Any]) -> nn.Module:
         """Return one network that predicts the mean of several models like this one."""

@@ -348,9 +348,9 @@ def test_edges_edited_after_collating_are_refused(kind: str, way: str) -> None:
 def test_edges_of_other_devices_are_not_read() -> None:
     schedule = schedule_structure(TREE.edge_index, TREE.num_nodes)
     edges = TREE.edge_index.to("meta")
-    assert schedule.belongs_to(edges) and schedule.belongs_to(edges)
+    assert schedule.belongs_to(edge_index=edges) and schedule.belongs_to(edge_index=edges)
     with torch.inference_mode():
-        assert schedule.clone().belongs_to(torch.empty_like(edges))
+        assert schedule.clone().belongs_to(edge_index=torch.empty_like(edges))
 
 
 class Elsewhere(Tensor):
@@ -362,14 +362,14 @@ def test_edges_of_other_devices_are_compared_after_a_change() -> None:
     edges, others = (
         each.clone().as_subclass(Elsewhere) for each in (TREE.edge_index, TREE.edge_index.flip(1))
     )
-    assert schedule.belongs_to(edges)
+    assert schedule.belongs_to(edge_index=edges)
     for _ in range(2):
-        assert not schedule.belongs_to(others)
-    assert schedule.belongs_to(edges) and schedule.belongs_to(edges.clone())
+        assert not schedule.belongs_to(edge_index=others)
+    assert schedule.belongs_to(edge_index=edges) and schedule.belongs_to(edge_index=edges.clone())
     edges.zero_()
     for _ in range(2):
-        assert not schedule.belongs_to(edges)
-    assert not schedule.belongs_to(TREE.edge_index, TREE.child_slot), "made without slots"
+        assert not schedule.belongs_to(edge_index=edges)
+    assert not schedule.belongs_to(child_slot=TREE.child_slot), "made without slots"
 
 
 def results(cell: RecursiveCell, schedule: Levels, x: Tensor) -> list[Tensor]:

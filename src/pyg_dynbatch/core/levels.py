@@ -1,12 +1,11 @@
 """The levels of trees or graphs: one recurrent operation, level by level."""
 
 import weakref
-import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import accumulate, chain, count, pairwise
+from itertools import accumulate, chain, pairwise
 from operator import attrgetter, index
 from typing import Any, NamedTuple
 
@@ -36,9 +35,8 @@ from pyg_dynbatch.core.structure import (
     checked_depth,
     checked_edges,
     checksum,
-    input_field,
+    input_mask,
     numbers_among_equals,
-    reads_input,
 )
 
 INPUTS, STATES = 0, 1  # numbers of the two buffers
@@ -64,7 +62,8 @@ class Levels(MovablePlan):
         level_sizes: Number of nodes of each level.
         level_inputs: Number of nodes of each level that read an input; they come first.
         single_parent: Whether the state of each node is read at most once.
-        checksums: Of the edges, the child slots and the nodes that read an input.
+        checksums: Of the edges, the child slots and the nodes that read an input; None for a
+            field that does not exist, or if all nodes do.
 
     Example:
         >>> levels = schedule_structure(torch.tensor([[0, 1], [2, 2]]), 3)
@@ -190,7 +189,7 @@ class Levels(MovablePlan):
         """Count levels, rows, the critical path, and the copies that Fold would make."""
         return self.cpu().to_steps().stats()
 
-    def belongs_to(self, edge_index: Tensor, *others: Tensor | None) -> bool:
+    def belongs_to(self, **fields: Tensor | None) -> bool:
         """Return whether the schedule was made from these edges, and perhaps other fields.
 
         On the CPU, checksums of the values are compared. On other devices, where that would
@@ -198,34 +197,42 @@ class Levels(MovablePlan):
         values are compared only where a later call has another tensor or a changed one.
 
         Args:
-            edge_index: Edges from child to parent.
-            *others: ``child_slot``, then ``token`` or ``has_input``; None for a field that does
-                not exist.
+            **fields: Some of ``edge_index`` (from child to parent), ``child_slot`` and
+                ``has_input``; None for a field that does not exist.
 
         Example:
             >>> edges = torch.tensor([[0, 1], [2, 2]])
             >>> schedule = schedule_structure(edges, 3)
-            >>> schedule.belongs_to(edges), schedule.belongs_to(edges.flip(1))
+            >>> schedule.belongs_to(edge_index=edges), schedule.belongs_to(edge_index=edges.flip(1))
             (True, False)
         """
-        if edge_index.shape != (2, self.num_edges):
-            return False
-        return all(map(self._is_made_of, count(), (edge_index, *others), self.checksums))
+        return all(self._is_made_of(name, field) for name, field in fields.items())
 
-    def _is_made_of(self, place: int, given: Tensor | None, wanted: int | None) -> bool:
-        if given is None or wanted is None:
-            return given is None and wanted is None
-        if given.is_cpu and type(given) is Tensor:
-            return checksum(reads_input(given) if place == 2 else given) == wanted
+    def _is_made_of(self, name: str, field: Tensor | None) -> bool:
+        expected = self.checksums[_FIELDS.index(name)]
+        if field is None:
+            return expected is None
+        if field.shape != self._shapes[name]:
+            return False
+        if field.is_cpu and type(field) is Tensor:
+            return _checksum_of(name, field) == expected
         # Per field: the tensor that was last found to be right, and its version.
         seen = self.__dict__.setdefault("_seen", {})
-        now = weakref.ref(given), None if given.is_inference() else given._version
-        tensor, version = seen.setdefault(place, now)
-        if tensor() is given and version == now[1]:
+        now = weakref.ref(field), None if field.is_inference() else field._version
+        if expected is not None:
+            seen.setdefault(name, now)
+        tensor, version = seen.get(name, (lambda: None, None))
+        if tensor() is field and version == now[1]:
             return True
-        is_same = self._is_made_of(place, given.detach().cpu().as_subclass(Tensor), wanted)
-        seen[place] = now if is_same else (tensor, version)
+        is_same = self._is_made_of(name, field.detach().cpu().as_subclass(Tensor))
+        if is_same:
+            seen[name] = now
         return is_same
+
+    @property
+    def _shapes(self) -> dict[str, tuple[int, ...]]:
+        edges = self.num_edges
+        return {"edge_index": (2, edges), "child_slot": (edges,), "has_input": (self.num_nodes,)}
 
     # Moving to a device, comparing, printing.
 
@@ -257,6 +264,16 @@ class Levels(MovablePlan):
 
 
 torch.serialization.add_safe_globals([Levels])
+
+_FIELDS = ("edge_index", "child_slot", "has_input")  # what levels are made from
+
+
+def _checksum_of(name: str, field: Tensor | None) -> int | None:
+    """Compute the checksum of a field; a mask of all nodes has that of none."""
+    if name == "has_input" and field is not None:
+        field = input_mask(field)
+        field = None if array_of(field).all() else field
+    return checksum(field)
 
 
 def _places(
@@ -290,7 +307,8 @@ def schedule_structure(
             of the edges, top-down that of the edges of each node's parents.
         arity: ``None`` for any number of children (ragged); N for N child slots per node,
             where a missing child is a row of zeros.
-        has_input: Which nodes read an input row, bool ``[node]``; all by default.
+        has_input: Which nodes read an input row, ``[node]``: bool, or integers 0 and 1; all by
+            default.
         example_sizes: Number of nodes of each example; by default there is one example.
         direction: ``"bottom_up"`` (children before parents) or ``"top_down"``.
 
@@ -314,8 +332,8 @@ def schedule_structure(
     num_nodes = _checked_number("num_nodes", num_nodes)
     if arity is not None:
         arity = _checked_number("arity", arity, "None for any number of children")
-    if has_input is not None and has_input.dtype != torch.bool:
-        _checked("has_input", has_input, num_nodes, "node", torch.bool)
+    if has_input is not None:
+        has_input = input_mask(has_input)
     sizes = _counts([num_nodes] if example_sizes is None else example_sizes)
     given = edge_index, num_nodes, child_slot, arity, has_input, sizes, direction == "top_down"
     return _scheduled(_Structure(*given))
@@ -410,18 +428,16 @@ class _Structure(NamedTuple):
     num_nodes: int
     child_slot: Tensor | None
     arity: int | None
-    input: Tensor | None  # which nodes read an input, bool, or the tokens of nodes
+    has_input: Tensor | None  # bool
     examples: np.ndarray
     down: bool
 
-    def levels(
-        self, index: Tensor, per_level: Iterable[Any], single_parent: bool, reads: int | None
-    ) -> Levels:
+    def levels(self, index: Tensor, per_level: Iterable[Any], single_parent: bool) -> Levels:
         """Return the levels; per level, nodes, inputs and children are counted."""
         counts = self.num_nodes, self.edge_index.size(1), self.examples.size
         kind = self.arity, DIRECTIONS[self.down]
         sizes, inputs, children = map(tuple, per_level)
-        made_of = checksum(self.edge_index), checksum(self.child_slot), reads
+        made_of = tuple(_checksum_of(name, getattr(self, name)) for name in _FIELDS)
         made = Levels(index, *counts, *kind, sizes, inputs, children, single_parent, made_of)
         return made._trust()
 
@@ -464,12 +480,12 @@ def _lay_out(given: _Structure) -> Levels:
     numbers = torch.tensor(flat, dtype=torch.int64, device="cpu")
     per_level = ([counter[own] for own in sorted(sizes)] for counter in (sizes, inputs, listed))
     single_parent = max(Counter(source).values(), default=0) <= 1
-    return given.levels(numbers, per_level, single_parent, checksum(reads_input(given.input)))
+    return given.levels(numbers, per_level, single_parent)
 
 
 def _checked_fields(given: _Structure) -> tuple[list[int], ...]:
     """Check all fields; return source, target and slot of each edge, level and input of nodes."""
-    edge_index, nodes, child_slot, arity, field, examples, down = given
+    edge_index, nodes, child_slot, arity, has_input, examples, down = given
     source, target = checked_edges(edge_index, nodes, "schedule_structure")
     edges = source.size
     if child_slot is not None:
@@ -481,7 +497,7 @@ def _checked_fields(given: _Structure) -> tuple[list[int], ...]:
         source, target = target, source
     level = checked_depth(source, target, nodes)
     filled = np.ones(nodes, dtype=bool)
-    if (has_input := reads_input(field)) is not None:
+    if has_input is not None:
         filled = _checked("has_input", has_input, nodes, "node", torch.bool)
     if arity is not None:
         _check_slots(source, target, slot, arity)
@@ -513,21 +529,20 @@ def _check_slots(source: np.ndarray, target: np.ndarray, slot: np.ndarray, arity
 def _lay_out_in_c(given: _Structure) -> Levels | None:
     """Like :func:`_lay_out`, in C; None without the extension and where something is invalid."""
     native = extension()
-    edge_index, nodes, child_slot, arity, field, examples, down = given
+    edge_index, nodes, child_slot, arity, has_input, examples, down = given
     if native is None or nodes < 0 or examples.ndim != 1 or edge_index.dim() != 2:
         return None
     edges = edge_index.size(1)
-    is_bool = field is None or field.dtype == torch.bool
     is_plain = (
         _is_plain(edge_index, (2, edges))
         and _is_plain(child_slot, (edges,))
-        and _is_plain(field, (nodes,), torch.bool if is_bool else torch.int64)
+        and _is_plain(has_input, (nodes,), torch.bool)
     )
     if not is_plain or is_in_torch_dispatch_mode():
         return None
     edge_index = edge_index.contiguous()
-    child_slot, field = (e if e is None else e.contiguous() for e in (child_slot, field))
-    filled = None if field is None else field.numpy() if is_bool else np.empty(nodes, np.uint8)
+    child_slot = None if child_slot is None else child_slot.contiguous()
+    filled = None if has_input is None else has_input.contiguous().numpy()
     # At least as long as needed: the last vector has one entry per input.
     size = _places(nodes, edges, arity, nodes)["input_node"][1]
     numbers, found = np.empty(size, np.int64), np.empty((nodes, 3), np.int64)
@@ -537,15 +552,14 @@ def _lay_out_in_c(given: _Structure) -> Levels | None:
     levels = native.levels(
         nodes=nodes, edges=edges, arity=-1 if arity is None else index(arity),
         examples=examples.size, source=source, target=target, slot=child_slot,
-        token=None if is_bool else field, filled=filled, example_sizes=examples,
-        by_target=not down, index=numbers, levels=found, room=room,
+        filled=filled, example_sizes=examples, by_target=not down, index=numbers, levels=found,
+        room=room,
     )  # fmt: skip
     if levels < 0:
         return None
     per_level = found[:levels].T.tolist()
     used = torch.from_numpy(numbers[: size - nodes + sum(per_level[1])])
-    reads = None if filled is None else zlib.crc32(filled.data)
-    return given.levels(used, per_level, bool(room[0]), reads)
+    return given.levels(used, per_level, bool(room[0]))
 
 
 def _is_plain(
@@ -577,11 +591,12 @@ def derive_levels(
 ) -> Levels:
     """Schedule a batch from its fields; an error gives the number of the invalid example."""
     # Fields: edge_index, and if present ptr (first node of each example, and the end),
-    # child_slot, and token or has_input.
+    # child_slot and has_input.
     starts = None if (ptr := fields.get("ptr")) is None else array_of(ptr)
 
     def scheduled(own: Mapping[str, Any], nodes: int, sizes: np.ndarray) -> Levels:
-        edges, slots, reads = own["edge_index"], own.get("child_slot"), input_field(own)
+        edges, slots, reads = own["edge_index"], own.get("child_slot"), own.get("has_input")
+        reads = None if reads is None else input_mask(reads)
         down = direction == "top_down"
         return _scheduled(_Structure(edges, nodes, slots, arity, reads, sizes, down))
 
@@ -609,7 +624,7 @@ def _fields_of_example(fields: Mapping[str, Any], first: int, end: int) -> dict[
     edge_index = fields["edge_index"]
     inside = (edge_index[1] >= first) & (edge_index[1] < end)
     own = {"edge_index": edge_index[:, inside] - first}
-    for key in ("child_slot", "token", "has_input"):
+    for key in ("child_slot", "has_input"):
         if fields.get(key) is not None:
             own[key] = fields[key][inside if key == "child_slot" else slice(first, end)]
     return own

@@ -1,8 +1,6 @@
 """Compute order, depth, cycles and roots from the edges of a graph."""
 
 import zlib
-from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 import torch
@@ -25,31 +23,23 @@ def array_of(tensor: Tensor) -> np.ndarray:
     return tensor.detach().cpu().numpy()
 
 
-def has_token(token: Tensor) -> Tensor:
-    """Return on the CPU which nodes have a token; -1 means none, and lower numbers are errors."""
-    # numpy compares in a third of the time of torch.
-    numbers = array_of(token if token.dtype == torch.int64 else token.double())
-    if numbers.size and numbers.min() < -1:
-        node = np.argwhere(numbers < -1)[0]
-        what = f"token is out of range at node {node[0]}"
-        raise mismatch(ValueError, what, "-1 (none) or 0 upwards", f"{numbers[tuple(node)]:g}")
-    return torch.from_numpy(numbers >= 0)
+def input_mask(has_input: Tensor, where: str = "") -> Tensor:
+    """Return which nodes read an input as bool; of other numbers, only integers 0 and 1 are."""
+    if isinstance(has_input, Tensor):
+        if has_input.dtype == torch.bool:
+            return has_input
+        if not (has_input.is_floating_point() or has_input.is_complex()):
+            numbers = array_of(has_input)
+            if np.isin(numbers, (0, 1)).all():
+                return torch.from_numpy(numbers.astype(bool))
+    expected = "a tensor of bool, or of the integers 0 and 1, one per node"
+    got, hint = describe_value(has_input), "has_input != 0"
+    raise mismatch(ValueError, "has_input is not a mask", expected, got, where=where, hint=hint)
 
 
 def checksum(field: Tensor | None) -> int | None:
     """Compute the CRC-32 of a field, the same in every process; None for None."""
     return None if field is None else zlib.crc32(np.ascontiguousarray(array_of(field)).data)
-
-
-def input_field(fields: Mapping[str, Any]) -> Tensor | None:
-    """Return the field that tells which nodes read an input; None if all do."""
-    token = fields.get("token")
-    return fields.get("has_input") if token is None else token
-
-
-def reads_input(field: Tensor | None) -> Tensor | None:
-    """Return which nodes read an input, from :func:`input_field`."""
-    return field if field is None or field.dtype == torch.bool else has_token(field)
 
 
 class TopologicalOrder:

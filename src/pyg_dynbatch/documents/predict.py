@@ -219,6 +219,7 @@ class DocumentPredictionModel(prediction.Model):
         scale = cast("dict[str, float]", self.scale)
         return output[:, 0].double() * scale["deviation"] + scale["mean"]
 
+    @torch.no_grad()
     def predict(self, batch: Batch) -> dict[str, Tensor]:
         """Predict every document.
 

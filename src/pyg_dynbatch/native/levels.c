@@ -8,8 +8,7 @@ struct levels {
     int64_t nodes, edges, arity, examples; /* arity: -1 for any number of children */
     const int64_t *source, *target;        /* of each edge */
     const int64_t *slot;                   /* of each edge, or none */
-    const int64_t *token;                  /* of each node, -1 without an input; or none */
-    uint8_t *filled; /* whether a node has an input, or none: all have; a result with tokens */
+    const uint8_t *filled;                 /* whether a node has an input; or none: all have */
     const int64_t *example_sizes;
     int64_t by_target; /* whether slots are counted by target; by source, top-down */
     int64_t *index;    /* result: the vectors below, one after another */
@@ -33,17 +32,6 @@ static void find_places(struct levels *g)
     g->row = g->edge_order + ragged * g->edges;
     g->example = g->row + g->nodes;
     g->input_node = g->example + g->nodes;
-}
-
-/* Marks the nodes with a token as filled; -1 if a token is out of range. */
-static int read_tokens(struct levels *g)
-{
-    for (int64_t node = 0; g->token && node < g->nodes; node++) {
-        if (g->token[node] < -1)
-            return -1;
-        g->filled[node] = g->token[node] >= 0;
-    }
-    return 0;
 }
 
 /* Depth of every node by removing nodes without incoming edges; -1 if there is a cycle. `first` and
@@ -206,7 +194,7 @@ static int64_t levels(struct levels *g)
         if ((uint64_t)g->source[edge] >= (uint64_t)g->nodes ||
             (uint64_t)g->target[edge] >= (uint64_t)g->nodes || (g->slot && g->slot[edge] < 0))
             return INVALID;
-    if (read_tokens(g) || find_depth(g, depth, g->row, g->example)) /* which are filled below */
+    if (find_depth(g, depth, g->row, g->example)) /* which are filled below */
         return INVALID;
     for (int64_t example = 0; example < g->examples; example++) {
         const int64_t size = g->example_sizes[example];
@@ -231,9 +219,9 @@ static int64_t levels(struct levels *g)
 
 static const struct field fields_of_levels[] = {
     FIELD(levels, nodes), FIELD(levels, edges), FIELD(levels, arity), FIELD(levels, examples),
-    FIELD(levels, source), FIELD(levels, target), FIELD(levels, slot), FIELD(levels, token),
-    FIELD(levels, filled), FIELD(levels, example_sizes), FIELD(levels, by_target),
-    FIELD(levels, index), FIELD(levels, levels), FIELD(levels, room),
+    FIELD(levels, source), FIELD(levels, target), FIELD(levels, slot), FIELD(levels, filled),
+    FIELD(levels, example_sizes), FIELD(levels, by_target), FIELD(levels, index),
+    FIELD(levels, levels), FIELD(levels, room),
 };
 
 FUNCTION(levels)

@@ -10,12 +10,12 @@ from torch.nn import functional
 from torch_geometric.nn import global_max_pool
 from torch_geometric.nn.inits import reset
 
-from pyg_dynbatch.core.errors import checked_count, mismatch
+from pyg_dynbatch.core.errors import checked_count
 from pyg_dynbatch.core.levels import DIRECTIONS, Levels
 from pyg_dynbatch.core.row_buffer import check_backward, outside_graphs
 from pyg_dynbatch.core.types import RaggedRows, dtype_of_sums
 from pyg_dynbatch.nn.cell import RecursiveCell, States, spread_rows
-from pyg_dynbatch.nn.recursive import RecursiveLayer, checked_schedule, level_row
+from pyg_dynbatch.nn.recursive import RecursiveLayer, checked_schedule, level_row, rows_or_zeros
 
 
 class DAGNNCell(RecursiveCell):
@@ -153,7 +153,8 @@ class DAGNN(nn.Module):
     r"""Embed directed acyclic graphs, or their nodes, along the edges and against them.
 
     Layer :math:`l` runs a :class:`DAGNNCell` over all nodes in topological order, with the rows
-    :math:`h^{l-1}` of the layer before as inputs, at first :math:`h^0 = x`. Further layers do so
+    :math:`h^{l-1}` of the layer before as inputs, at first :math:`h^0 = x`, with zeros where
+    ``has_input`` says that a node reads no row. Further layers do so
     against the edges, which gives :math:`\tilde h`. A graph is embedded by the largest entries
     among its last nodes, and among its first nodes against the edges:
 
@@ -177,7 +178,7 @@ class DAGNN(nn.Module):
 
     Raises:
         ValueError: If the edges form a cycle, if a schedule was made for other edges or another
-            direction, or if it leaves nodes without an input; or if a number is below 1.
+            direction; or if a number is below 1.
         TypeError: If ``x`` is not a dense tensor of the width and dtype of the layers.
 
     Reference:
@@ -220,7 +221,9 @@ class DAGNN(nn.Module):
         batch: Int[Tensor, " node"] | None = None,
         *,
         batch_size: int | None = None,
-        **schedules: Levels | None,
+        schedule: Levels | None = None,
+        schedule_down: Levels | None = None,
+        has_input: Tensor | None = None,
     ) -> Float[Tensor, "graph out"]:
         """Embed graphs.
 
@@ -230,11 +233,16 @@ class DAGNN(nn.Module):
             batch: Graph of every node; by default all are in one graph.
             batch_size: Number of graphs; by default one more than the largest in ``batch``, whose
                 value the forward pass then waits for on a GPU.
-            **schedules: Of :meth:`embed`.
+            schedule: As for :meth:`embed`.
+            schedule_down: As for :meth:`embed`.
+            has_input: As for :meth:`embed`.
         """
         if batch is None:
             batch = edge_index.new_zeros(x.size(0))
-        halves = self.embed(x, edge_index, **schedules).chunk(len(self.layers), 1)
+        rows_of_nodes = self.embed(
+            x, edge_index, schedule=schedule, schedule_down=schedule_down, has_input=has_input
+        )
+        halves = rows_of_nodes.chunk(len(self.layers), 1)
         pooled = []
         # Nodes with a successor are no sinks; against the edges, those with a predecessor.
         for rows, inner in zip(halves, edge_index, strict=False):
@@ -251,6 +259,7 @@ class DAGNN(nn.Module):
         *,
         schedule: Levels | None = None,
         schedule_down: Levels | None = None,
+        has_input: Tensor | None = None,
     ) -> Float[Tensor, "node out"]:
         r"""Embed nodes: return :math:`h^0 \Vert \ldots \Vert h^L` of both directions.
 
@@ -261,15 +270,18 @@ class DAGNN(nn.Module):
                 derived at every call by default.
             schedule_down: The same against the edges, of a loader with ``direction="both"``;
                 not read without ``bidirectional``.
+            has_input: Which nodes read their row of ``x``, bool or integers 0 and 1, by default
+                all; with a schedule, only compared with those it was made from.
         """
-        rows, options = list[Tensor](), {"channels": self.in_channels}
+        rows = list[Tensor]()
         for layers, given in zip(cast(Any, self.layers), (schedule, schedule_down), strict=False):
-            used = checked_schedule(layers[0], x, edge_index, given, None, **options)
-            if used.num_nodes != used.num_inputs:
-                what, wanted = "DAGNN: a node without an input", f"{used.num_nodes} inputs"
-                hint = "token >= 0 and has_input=True for all nodes, or without both fields"
-                raise mismatch(ValueError, what, wanted, used.num_inputs, hint=hint)
-            rows.append(x)
+            first = layers[0]
+            used = checked_schedule(
+                first, x, edge_index, given, None, has_input, channels=self.in_channels
+            )
+            rows.append(rows_or_zeros("DAGNN", used, x))
+            if used.num_inputs != used.num_nodes:  # all nodes read the rows of later layers
+                used = checked_schedule(first, x, edge_index, None, None, None)
             for layer in layers:
                 rows.append(layer(rows[-1], schedule=used))
         return torch.cat(rows, 1)

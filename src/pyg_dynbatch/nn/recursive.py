@@ -77,6 +77,7 @@ def checked_schedule(
     edge_index: Tensor | None,
     schedule: Levels | None,
     child_slot: Tensor | None,
+    has_input: Tensor | None,
     *,
     channels: int | None = None,
     arity: int | None = None,
@@ -101,13 +102,14 @@ def checked_schedule(
         raise mismatch(TypeError, f"{owner}: {what}", wanted, describe_value(edge_index), hint=hint)
     if schedule is None:
         edges = torch.Tensor.as_subclass(cast(Tensor, edge_index), Tensor)
-        fields = {"edge_index": edges, "child_slot": child_slot}
+        fields = {"edge_index": edges, "child_slot": child_slot, "has_input": has_input}
         return derive_levels(owner, fields, x.size(0), arity, direction).to(x.device)
     schedule.check()
-    slots = () if child_slot is None else (child_slot,)
-    if edge_index is not None and not schedule.belongs_to(edge_index, *slots):
-        got = "as many edges with other values or slots"
-        if edge_index.shape != (2, schedule.num_edges):
+    given = {"edge_index": edge_index, "child_slot": child_slot, "has_input": has_input}
+    fields = {name: field for name, field in given.items() if field is not None}
+    if not schedule.belongs_to(**fields):
+        got = "as many edges with other values, slots or inputs"
+        if edge_index is not None and edge_index.shape != (2, schedule.num_edges):
             got = describe_value(edge_index)
         what = f"{owner}: the schedule belongs to a different graph"
         hint = "build the schedule after the last change of the graph"
@@ -122,10 +124,12 @@ def _is_dense(value: object) -> bool:
 class RecursiveLayer(MessagePassing):
     """Run a cell from the leaves to the roots (or back), all nodes of a level at once.
 
-    Called like a PyG layer, ``layer(x, edge_index)``, it derives the schedule from the edges at
-    every call; ``layer(x, batch.edge_index, schedule=batch.schedule)`` is faster, with the schedule
-    that this package's loader attaches. It is a ``MessagePassing`` module so that explainers of PyG
-    find it: edge masks multiply the states of children when they are read.
+    Called like a PyG layer, ``layer(x, edge_index)``, it reads all rows of ``x``, and children are
+    in the order of the edges; ``child_slot`` and ``has_input`` say otherwise. This derives the
+    schedule at every call. ``layer(x, batch.edge_index, schedule=batch.schedule)`` is faster, with
+    the schedule that this package's loader made from the same fields of the batch. It is a
+    ``MessagePassing`` module so that explainers of PyG find it: edge masks multiply the states of
+    children when they are read.
 
     Args:
         cell: The cell; any :class:`RecursiveCell`.
@@ -133,8 +137,8 @@ class RecursiveLayer(MessagePassing):
             reads its parent alone, in the slot that it has among its siblings.
 
     Shape:
-        - x: ``[node, in_channels]``, in node order; or, with a schedule in which some nodes have
-          no input, only the rows of ``schedule.input_node``, in that order
+        - x: ``[node, in_channels]``, in node order, where rows without ``has_input`` are not
+          read; or, with a schedule, only the rows of ``schedule.input_node``, in that order
         - edge_index: ``[2, edge]``, from child to parent
         - returns: ``[node, out_channels]``, in node order
 
@@ -171,6 +175,7 @@ class RecursiveLayer(MessagePassing):
         schedule: Levels | None = None,
         *,
         child_slot: Int[Tensor, " edge"] | None = None,
+        has_input: Tensor | None = None,
         leaf_inverse: Int[Tensor, " leaf"] | None = None,
         level_order: bool = False,
         nodes: Int[Tensor, " chosen"] | None = None,
@@ -184,6 +189,8 @@ class RecursiveLayer(MessagePassing):
             schedule: The schedule of the batch.
             child_slot: Position of each edge's child among its siblings, by default in the order
                 of the edges; with a schedule, only compared with those it was made from.
+            has_input: Which nodes read their row of ``x``, bool or integers 0 and 1, by default
+                all; with a schedule, only compared with those it was made from.
             leaf_inverse: Which row of ``x`` each leaf with an input reads, in the order of
                 ``schedule.input_node``. Then ``x`` holds the distinct rows of the leaves,
                 followed by those of all other nodes with an input, and Tree-LSTMs without
@@ -197,8 +204,10 @@ class RecursiveLayer(MessagePassing):
             ``h``, in node order by default, or the tuple of the state's parts.
         """
         check_no_message_hooks(self)
-        given = x, edge_index, schedule, child_slot
-        schedule = checked_schedule(self, *given, channels=self.in_channels, arity=self.arity)
+        schedule = checked_schedule(
+            self, x, edge_index, schedule, child_slot, has_input,
+            channels=self.in_channels, arity=self.arity,
+        )  # fmt: skip
         inputs = _input_rows(type(self).__name__, schedule, x, leaf_inverse)
         chosen = None if nodes is None else _rows_of_nodes(schedule, nodes)
         weight = states = None
@@ -269,6 +278,17 @@ def _input_rows(name: str, schedule: Levels, x: Tensor, leaf_inverse: Tensor | N
         wanted = f"{nodes} (all nodes) or {inputs} (schedule.input_node)"
         raise mismatch(ValueError, f"{name}: wrong number of input rows", wanted, rows)
     return x.index_select(0, schedule.input_node)
+
+
+def rows_or_zeros(name: str, schedule: Levels, x: Tensor) -> Tensor:
+    """Return the rows of all nodes in node order, zeros where a node reads no input."""
+    if x.size(0) != schedule.num_nodes:
+        expected = f"{schedule.num_nodes} (all nodes)"
+        raise mismatch(ValueError, f"{name}: wrong number of input rows", expected, x.size(0))
+    if schedule.num_inputs == schedule.num_nodes:
+        return x
+    nodes = schedule.input_node
+    return torch.zeros_like(x).index_copy(0, nodes, x.index_select(0, nodes))
 
 
 class _NaryTreeLayer(RecursiveLayer):

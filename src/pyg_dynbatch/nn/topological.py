@@ -12,7 +12,7 @@ from pyg_dynbatch.core.errors import checked_choice, mismatch
 from pyg_dynbatch.core.levels import DIRECTIONS, Levels
 from pyg_dynbatch.core.row_buffer import RowBuffer, new_token, outside_graphs, unsupported
 from pyg_dynbatch.nn.cell import stored_dtypes
-from pyg_dynbatch.nn.recursive import checked_schedule
+from pyg_dynbatch.nn.recursive import checked_schedule, rows_or_zeros
 
 Rows = Sequence[Tensor | None]
 
@@ -98,6 +98,7 @@ class TopologicalConv(nn.Module):
         *edge_rows: Tensor | None,
         schedule: Levels | None = None,
         child_slot: Int[Tensor, " edge"] | None = None,
+        has_input: Tensor | None = None,
         **named_edge_rows: Tensor | None,
     ) -> Float[Tensor, "node out"]:
         """Compute the updated rows of all nodes, in node order.
@@ -108,11 +109,14 @@ class TopologicalConv(nn.Module):
             *edge_rows: Further arguments of the layer, one row per edge.
             schedule: Levels of the edges, without an arity; by default derived at every call.
             child_slot: Order of the edges that arrive at one node, for layers to which it
-                matters; only used without a schedule.
+                matters; with a schedule, only compared with those it was made from.
+            has_input: Which nodes read their row of ``x``, bool or integers 0 and 1, by default
+                all; the others have rows of zeros. With a schedule, only compared.
             **named_edge_rows: Further arguments of the layer by name, one row per edge.
         """
-        schedule = checked_schedule(self, x, edge_index, schedule, child_slot)
-        _check_rows(schedule, x, {**dict(enumerate(edge_rows, 2)), **named_edge_rows})
+        schedule = checked_schedule(self, x, edge_index, schedule, child_slot, has_input)
+        x = rows_or_zeros("TopologicalConv", schedule, x)
+        _check_edge_rows(schedule, {**dict(enumerate(edge_rows, 2)), **named_edge_rows})
         sizes, order = list(schedule.level_children), schedule.edge_order
         given = [_split(rows, order, sizes) for rows in edge_rows]
         named = {key: _split(rows, order, sizes) for key, rows in named_edge_rows.items()}
@@ -201,11 +205,7 @@ def _check_conv(conv: nn.Module) -> None:
         raise mismatch(ValueError, what, wanted, f"in_channels={widths}")
 
 
-def _check_rows(schedule: Levels, x: Tensor, edge_rows: Mapping[Any, Any]) -> None:
-    if x.size(0) != schedule.num_nodes:
-        what = "TopologicalConv: wrong number of input rows"
-        wanted = f"{schedule.num_nodes} (all nodes)"
-        raise mismatch(ValueError, what, wanted, x.size(0))
+def _check_edge_rows(schedule: Levels, edge_rows: Mapping[Any, Any]) -> None:
     for key, rows in edge_rows.items():
         if rows is None:
             continue

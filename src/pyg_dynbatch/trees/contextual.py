@@ -16,7 +16,6 @@ from torch import Tensor
 
 from pyg_dynbatch.console import Progress, optional
 from pyg_dynbatch.core.errors import mismatch
-from pyg_dynbatch.core.structure import has_token
 from pyg_dynbatch.files import locked_folder, sha256_of, write_atomically
 from pyg_dynbatch.trees.words import DEFAULT_MODEL, find_model, unescape
 
@@ -109,7 +108,7 @@ class SentenceEncoder:
 
     def features(self, token: Tensor, rows: np.ndarray) -> Float[Tensor, "node feature"]:
         """Give the nodes with a word one standardized row each, in order, and the others zeros."""
-        reads, words = has_token(token), torch.from_numpy(rows).float()
+        reads, words = token >= 0, torch.from_numpy(rows).float()
         x = words.new_zeros(token.numel(), words.size(1))
         if self.mean:
             if len(self.mean) != words.size(1):

@@ -18,7 +18,14 @@ from pyg_dynbatch.core.errors import (
     mismatch,
 )
 from pyg_dynbatch.core.levels import DIRECTIONS, derive_levels
-from pyg_dynbatch.core.structure import array_of, depth_of, nodes_without_parent, roots_of, slots_of
+from pyg_dynbatch.core.structure import (
+    array_of,
+    depth_of,
+    input_mask,
+    nodes_without_parent,
+    roots_of,
+    slots_of,
+)
 from pyg_dynbatch.loading import (
     PlanningCollater,
     PlanningLoader,
@@ -37,7 +44,7 @@ _FORMS = {
     "child_slot": ("int64", "edge"),
     "depth": ("int64", "node"),
     "token": ("int64", "node"),
-    "has_input": ("bool", "node"),
+    "has_input": ("bool or integers 0 and 1", "node"),
     "x": ("floating-point", "node feature"),
     "y": ("int64 or floating-point", "node"),
     "root_index": ("int64", "root"),
@@ -45,7 +52,14 @@ _FORMS = {
 _OPTIONAL = ("token", "has_input", "x", "y")
 _DTYPES: dict[str, tuple[torch.dtype, ...]] = {
     "int64": (torch.int64,),
-    "bool": (torch.bool,),
+    "bool or integers 0 and 1": (
+        torch.bool,
+        torch.uint8,
+        torch.int8,
+        torch.int16,
+        torch.int32,
+        torch.int64,
+    ),
     "floating-point": (torch.float32, torch.float64, torch.float16, torch.bfloat16),
     "int64 or floating-point": (torch.int64, torch.float32, torch.float64),
 }
@@ -185,7 +199,7 @@ class DynTreeData(Data):
     ``depth``      int64 [node]: 0, or 1 + that of deepest child    dim 0
     ``token``      int64 [node], optional                           dim 0
     ``x``          float [node, feature], optional                  dim 0
-    ``has_input``  bool [node], optional: which rows of ``x`` count dim 0
+    ``has_input``  bool [node], optional: nodes with an input       dim 0
     ``y``          int64 or float [node], optional                  dim 0
     ``root_index`` int64 [root]                                     + nodes, dim 0
     ``target``     any [1] or [1, value], optional                  dim 0
@@ -200,16 +214,18 @@ class DynTreeData(Data):
         child_slot: Position of each edge's child among its siblings.
         depth: Depth of every node.
         num_nodes: Number of nodes; by default the length of ``depth``, ``token``, ``x`` or ``y``.
-        **fields: The other fields of the table, and your own. In ``token``, -1 is a node without a
-            token; in ``x``, a row of zeros is a node without input; in ``y``, -1 (float: nan) is a
-            node without a label.
+        **fields: The other fields of the table, and your own. Where ``has_input`` is false,
+            ``token`` and ``x`` are not read; without it they are read everywhere. In ``token``, -1 is no
+            token; in ``y``, -1 (float: nan) is no label.
 
     Raises:
         ValueError: If ``edge_index`` has a cycle, an invalid shape or dtype, or names a missing
             node, or if the number of nodes is unknown.
 
     Example:
-        >>> tree = DynTreeData(torch.tensor([[0, 1], [2, 2]]), token=torch.tensor([4, 7, -1]))
+        >>> token = torch.tensor([4, 7, -1])
+        >>> edge_index = torch.tensor([[0, 1], [2, 2]])
+        >>> tree = DynTreeData(edge_index, token=token, has_input=token >= 0)
         >>> tree.depth, tree.child_slot, tree.root_index
         (tensor([0, 0, 1]), tensor([0, 1]), tensor([2]))
     """
@@ -322,6 +338,8 @@ class DynTreeData(Data):
         if "x" in self and feature_width not in (None, width := self.x.size(1)):
             expected = f"{feature_width} features per node"
             raise _fault(where, "x has the wrong width", expected, width)
+        if "has_input" in self:
+            input_mask(self.has_input, where)
         _check_range(self, "token", num_tokens, where)
         _check_range(self, "y", num_classes, where)
         return self
@@ -411,7 +429,7 @@ def _check_merged(batch: Any) -> None:
     slices, ptr = slices_of(batch), getattr(batch, "ptr", None)
     if ptr is None or "edge_index" not in slices:
         return
-    named = NODE_FIELDS if isinstance(batch, DynTreeData) else ("depth", "token", "has_input")
+    named = NODE_FIELDS if isinstance(batch, DynTreeData) else ("depth", "has_input")
     keys = (key for key in (*named, *EDGE_FIELDS, "edge_index") if key in slices)
     starts = {key: slices[key].numpy() for key in keys}
     nodes = ptr.cpu().numpy()
@@ -434,9 +452,8 @@ class Collater(PlanningCollater):
     """Merge examples as PyG does, check them, and attach the schedule of the whole batch.
 
     The batch holds ``schedule``; for both directions it is the bottom-up one, and
-    ``schedule_down`` the top-down one. A node reads an input row where ``token`` is not -1;
-    without ``token`` where ``has_input`` is True; without either everywhere. Tuples, lists and
-    dicts of examples are merged as in PyG.
+    ``schedule_down`` the top-down one. Nodes read an input where ``has_input`` is true; without it
+    all do. Tuples, lists and dicts of examples are merged as in PyG.
 
     Args:
         dataset: Not used; PyG's first argument.

@@ -25,7 +25,6 @@ from torch_geometric.data import InMemoryDataset
 from pyg_dynbatch import files
 from pyg_dynbatch.console import Progress
 from pyg_dynbatch.core.errors import checked_choice, mismatch
-from pyg_dynbatch.core.structure import has_token
 from pyg_dynbatch.files import read_lines, sha256_of
 from pyg_dynbatch.loading import Segments, is_plain
 from pyg_dynbatch.samplers import node_counts
@@ -38,7 +37,7 @@ Transform = Callable[[Any], Any]
 Item = TypeVar("Item")
 
 # Part of every cache name: raise it when the meaning of a field changes.
-_FORMAT = "pyg_dynbatch.trees.2"
+_FORMAT = "pyg_dynbatch.trees.3"
 
 
 @dataclass(frozen=True)
@@ -125,7 +124,7 @@ class TreeDataset(InMemoryDataset, ABC):
         if encoder is not None:
             trees = Path(self.processed_dir, f"{split}.{ending}") if ending else None
             read = partial(self._sentences, build, split)
-            before = [0, *has_token(self._data.token).cumsum(0).tolist()]
+            before = [0, *(self._data.token >= 0).cumsum(0).tolist()]
             ends = [0, -1] if self.slices is None else self.slices["token"].tolist()
             first = [before[node] for node in ends]
             self.vectors = ContextualVectors.of(encoder, first, read, trees)

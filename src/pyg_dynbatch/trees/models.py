@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.core.levels import Levels, derive_levels
 from pyg_dynbatch.core.operation import calls_only
-from pyg_dynbatch.core.structure import input_field, roots_of
+from pyg_dynbatch.core.structure import roots_of
 from pyg_dynbatch.loading import slices_of
 from pyg_dynbatch.nn import ChildSumTreeLSTM, NaryTreeLSTM, RecursiveLayer, TreeGRU, TreeRNN
 from pyg_dynbatch.nn.recursive import level_row
@@ -60,7 +60,8 @@ class TreeEncoder(nn.Module):
 
     Shape:
         - batch: a PyG batch with ``edge_index``, ``num_nodes``, ``token`` (or ``x``) and, from
-          this package's loader, ``schedule``
+          this package's loader, ``schedule``. Tokens (or ``x``) are read at the nodes where
+          ``has_input`` is true, without that field at all nodes
         - returns: ``[node, layer.out_channels]``
 
     Example:
@@ -169,6 +170,8 @@ def _check_tokens(token: Tensor, nodes: Tensor, num_tokens: int) -> None:
         node = int(wrong.min())
         what, expected = "TreeEncoder: a token is not in the embedding", f"0 to {num_tokens - 1}"
         where, hint = f"node {node} of the batch", "num_tokens=len(vocabulary)"
+        if token[node] == -1:
+            hint = "has_input = token >= 0, if nodes without a token read nothing"
         raise mismatch(IndexError, what, expected, int(token[node]), where=where, hint=hint)
 
 
@@ -178,13 +181,13 @@ def schedule_of_batch(batch: Any, layer: RecursiveLayer) -> Levels:
     It is also derived where a field that it was made from has changed since.
     """
     fields, nodes = batch.stores[0], batch.num_nodes
-    made_of = fields["edge_index"], fields.get("child_slot"), input_field(fields)
+    made_of = {name: fields.get(name) for name in ("edge_index", "child_slot", "has_input")}
     for name in ("schedule", "schedule_down"):
         attached = fields.get(name)
         if (
             isinstance(attached, Levels)
             and (attached.direction, attached.num_nodes) == (layer.direction, nodes)
-            and attached.belongs_to(*made_of)
+            and attached.belongs_to(**made_of)
         ):
             return attached
     return derive_levels("TreeEncoder", fields, nodes, layer.arity, layer.direction)
@@ -233,7 +236,8 @@ class TreeClassifier(_TreeNetwork):
         >>> import torch
         >>> from torch_geometric.data import Data
         >>> tree = Data(edge_index=torch.tensor([[0, 1], [2, 2]]), num_nodes=3,
-        ...             token=torch.tensor([5, 6, -1]))
+        ...             token=torch.tensor([5, 6, -1]),
+        ...             has_input=torch.tensor([True, True, False]))
         >>> TreeClassifier(10, 5, embedding_channels=4, hidden_channels=3)(tree).shape
         torch.Size([3, 5])
     """

@@ -57,6 +57,7 @@ class TreeClassificationModel(TreeModel):
         super().__init__(TreeClassifier(num_tokens, num_classes, **network))
         self.num_classes = num_classes
 
+    @torch.no_grad()
     def predict(self, batch: Batch) -> dict[str, Tensor]:
         """Predict every node.
 
@@ -85,6 +86,7 @@ class TreeRelatednessModel(TreeModel):
     def __init__(self, num_tokens: int, num_classes: int = 5, **network: Any) -> None:
         super().__init__(TreeSimilarity(num_tokens, num_classes, **network))
 
+    @torch.no_grad()
     def predict(self, batch: Batch) -> dict[str, Tensor]:
         """Predict every pair.
 

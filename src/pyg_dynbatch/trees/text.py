@@ -41,7 +41,8 @@ def from_nested(
         children: Returns an object's children in order; None or nothing for a leaf.
         token: Returns an object's row of the vocabulary, None for no token.
         label: Returns an object's label, None for no label; floats make a float ``y``.
-        features: Returns an object's input features, None for none (zeros, and not ``has_input``).
+        features: Returns an object's input features, None for none. ``has_input`` is true at the
+            objects with features; without ``features`` at those with a token.
         share: Whether an object with children that occurs twice (the same by ``is``) becomes one
             node with two parents instead of two nodes. Leaves are never shared.
 
@@ -147,6 +148,7 @@ def _node_fields(
     if tokens is not None:
         rows = [-1 if v is None else v for v in _numbers(tokens, Integral, f"{name}: the token")]
         fields["token"] = torch.tensor(rows, dtype=torch.long)
+        fields["has_input"] = fields["token"] >= 0
     if labels is not None:
         values = _numbers(labels, Real, f"{name}: the label")
         has_floats = any(isinstance(value, float) for value in values)
@@ -206,7 +208,8 @@ def from_networkx(
             otherwise pass ``graph.reverse()``.
         token: Name of the node attribute with the row of the vocabulary; nodes may lack it.
         label: Name of the node attribute with the label; nodes may lack it.
-        features: Name of the node attribute with the input features; nodes may lack it.
+        features: Name of the node attribute with the input features; nodes may lack it. They have
+            ``has_input`` where they have it; without ``features`` where they have a token.
         slot: Name of the edge attribute with the child's slot; by default the order of the edges.
 
     Raises:
@@ -354,11 +357,13 @@ def forest_to_data(
         start += len(tree)
     row = vocabulary.row
     tokens = [-1 if word is None else row(word) for tree in trees for word in tree.tokens]
+    token = torch.tensor(tokens)
     return DynTreeData(
         torch.tensor([child, parent], dtype=torch.long),
         torch.tensor(slots, dtype=torch.long),
         depth=torch.tensor([depth for tree in trees for depth in tree.depths]),
-        token=torch.tensor(tokens),
+        token=token,
+        has_input=token >= 0,
         y=torch.tensor([label for tree in trees for label in tree.labels]) if labelled else None,
         root_index=torch.tensor(roots, dtype=torch.long),
         num_nodes=start,

@@ -147,6 +147,7 @@ class MoleculePropertyModel(Model):
             raise mismatch(ValueError, what, "WeaveNet", type(self.network).__name__)
         return self.network
 
+    @torch.no_grad()
     def predict(self, batch: Batch) -> dict[str, Tensor]:
         """Predict one row per molecule.
 
