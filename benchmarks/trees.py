@@ -66,7 +66,9 @@ class Shape(NamedTuple):
         tokens = torch.full((len(self.children),), -1)
         tokens[self.leaves] = token
         edge_index = torch.tensor(edges, dtype=torch.int64).reshape(-1, 2).t().contiguous()
-        return DynTreeData(edge_index, token=tokens, y=label, num_nodes=len(self.children))
+        return DynTreeData(
+            edge_index, token=tokens, has_input=tokens >= 0, y=label, num_nodes=len(self.children)
+        )
 
 
 def schedule_of(trees: Sequence[DynTreeData]) -> Levels:

@@ -9,7 +9,7 @@ import torch
 from hypothesis import event, given
 from hypothesis import strategies as st
 
-from pyg_dynbatch.core.levels import Levels, derive_levels, schedule_structure
+from pyg_dynbatch.core.levels import Levels, schedule_structure
 from pyg_dynbatch.core.native import NATIVE_SWITCH, extension
 from pyg_dynbatch.core.steps import ZEROS
 from pyg_dynbatch.core.structure import slots_of
@@ -68,26 +68,6 @@ def test_c_follows_the_definition(dag: Dag, data: st.DataObject) -> None:
         facts = attrgetter("level_children", "single_parent", "checksums")
         assert facts(found[0]) == facts(found[1])
     event(type(found[0]).__name__)
-
-
-@given(structures(), st.data())
-def test_c_reads_tokens_as_the_definition_does(dag: Dag, data: st.DataObject) -> None:
-    drawn = st.lists(st.integers(-2, 5), min_size=dag.num_nodes, max_size=dag.num_nodes)
-    token = torch.tensor(data.draw(drawn), dtype=torch.long)
-    fields = {"edge_index": dag.edge_index, "token": token}
-    found: list[Any] = []
-    for switch in "01":
-        with mock.patch.dict(os.environ, {NATIVE_SWITCH: switch}):
-            try:
-                found.append(derive_levels("layer", fields, dag.num_nodes, None, "bottom_up"))
-            except ValueError as error:
-                found.append(str(error))
-    assert found[0] == found[1]
-    assert isinstance(found[0], Levels) == bool((token >= -1).all())
-    if isinstance(found[0], Levels):
-        assert found[0].checksums == found[1].checksums
-        assert found[0].num_inputs == int((token >= 0).sum())
-        assert found[1].index.untyped_storage().nbytes() == found[1].index.nbytes
 
 
 def test_any_default_device() -> None:

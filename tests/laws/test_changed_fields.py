@@ -39,7 +39,8 @@ def tree(**fields: Any) -> DynTreeData:
 
 def pair() -> DynTreeData:
     edges = torch.tensor([[0, 1, 3, 4], [2, 2, 5, 5]])
-    return DynTreeData(edges, token=torch.tensor([1, 2, -1, 3, 1, -1]))
+    token = torch.tensor([1, 2, -1, 3, 1, -1])
+    return DynTreeData(edges, token=token, has_input=token >= 0)
 
 
 def without_tokens() -> DynTreeData:
@@ -116,8 +117,8 @@ WAYS: dict[str, Callable[[Any, str, Tensor], object]] = {
 VALUES: dict[str, Callable[[Tensor], Tensor]] = {
     "edge_index": lambda edges: edges[:, [1, 0, *range(2, edges.size(1))]],
     "child_slot": lambda slots: 1 - slots,
-    "token": lambda token: torch.where(token < 0, 4, token),
-    "has_input": lambda has_input: ~has_input,
+    "token": lambda token: (token + 1) % 6,
+    "has_input": lambda has_input: has_input & (torch.arange(len(has_input)) > 0),
     "x": lambda x: 1 - x,
     "depth": torch.zeros_like,
 }
@@ -154,6 +155,7 @@ STRUCTURAL: dict[str, Change] = {
     "an inner node is removed": without([2]),
     "the children of a node are removed": without([0, 1]),
     "no slots": lambda batch: delattr(batch, "child_slot") or batch,
+    "no inputs told": lambda batch: delattr(batch, "has_input") or batch,
     "no tokens": lambda batch: delattr(batch, "token") or batch if "token" in batch else batch,
 }
 
@@ -222,8 +224,9 @@ def test_the_next_call_sees_every_change(name: str, door: str, every: int, tmp_p
             if found.shape != before.shape or not torch.equal(found, before):
                 seen.add(what.split()[0])
     some = {"dagnn": {"x"}, "features": {"x", "has_input"}}
-    some |= {"child_sum": {"token"}, "top_down": {"token"}}
-    assert every > 1 or some.get(name, {"token", "child_slot"}) <= seen, "the changes matter"
+    some |= dict.fromkeys(("child_sum", "top_down"), {"token", "has_input"})
+    known = some.get(name, {"token", "has_input", "child_slot"})
+    assert every > 1 or known <= seen, "the changes matter"
 
 
 def test_a_predictor_sees_every_change(tmp_path: Path) -> None:
@@ -231,6 +234,7 @@ def test_a_predictor_sees_every_change(tmp_path: Path) -> None:
     batch = predictor.collater([predictor.read("((good) (not))")])
     before = predictor.predict_batch(batch)["probability"]
     batch.token[0] = 3
+    batch.has_input[0] = True
     wanted = predictor.predict_batch(fresh(batch))["probability"]
     found = predictor.predict_batch(batch)["probability"]
     assert (found == wanted).all() and (found != before).any()
@@ -254,8 +258,8 @@ def test_a_node_that_lost_its_children_is_a_leaf() -> None:
     pruned.depth = whole.depth[2:]
     assert pruned.depth.tolist() != [0, 0, 1], "the depths of the whole tree"
     schedule = Collater()([pruned]).schedule
-    assert schedule == schedule_structure(pruned.edge_index, 3, has_input=pruned.token >= 0)
-    pruned.token[:] = 0
+    assert schedule == schedule_structure(pruned.edge_index, 3, has_input=pruned.has_input)
+    pruned.has_input[:] = True
     x = torch.ones(3)
     assert engine(Collater()([pruned]).schedule, {"input": x})["node"].tolist() == [100, 100, 201]
 

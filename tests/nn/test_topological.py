@@ -119,9 +119,6 @@ def test_with_a_schedule() -> None:
     schedule = schedule_structure(dag.edge_index, 4)
     assert torch.equal(layer(x, dag.edge_index, rows, schedule=schedule), wanted)
     assert torch.equal(layer(x, edge_attr=rows, schedule=schedule), wanted)
-    some = torch.tensor([True, False, False, True])
-    subset = schedule_structure(dag.edge_index, 4, has_input=some)
-    torch.testing.assert_close(layer(x, dag.edge_index, rows, schedule=subset), wanted)
     assert torch.equal(layer(x, dag.edge_index, None), layer(x, dag.edge_index))
 
 

@@ -15,12 +15,11 @@ from tests.strategies import batches, diamond
 
 TREE = from_nested((4, (5, 6)))
 LEAF = from_nested(3)
-TOKEN = torch.tensor([7, -1, -1])
 
 
 def example(dag, token: bool = True) -> DynTreeData:
     rows = torch.tensor([-1 if below else node for node, below in enumerate(dag.children)])
-    fields = {"token": rows} if token else {}
+    fields = {"token": rows, "has_input": rows >= 0} if token else {}
     return DynTreeData(dag.edge_index, dag.child_slot, num_nodes=dag.num_nodes, **fields)
 
 
@@ -49,10 +48,13 @@ def test_schedule_is_that_of_all_edges_together(dags, arity, direction):
         after.validate()
 
 
+TOKEN = torch.tensor([7, -1, -1])
 INPUTS = [
     ({}, [0, 1, 2, 3, 4, 5]),
     ({"has_input": torch.tensor([False, True, True])}, [1, 2, 4, 5]),
-    ({"has_input": torch.tensor([False, True, True]), "token": TOKEN}, [0, 3]),
+    ({"has_input": torch.tensor([0, 1, 1])}, [1, 2, 4, 5]),
+    ({"has_input": torch.tensor([False, True, True]), "token": TOKEN}, [1, 2, 4, 5]),
+    ({"token": TOKEN}, [0, 1, 2, 3, 4, 5]),
 ]
 
 
@@ -153,10 +155,10 @@ def test_fields_that_contradict_the_tree_are_refused(direction: str, stock: bool
     collate = Collater(direction=direction)
     token = torch.tensor([4, 7, -1])
     good = tree_with(token=token, **more)
-    bad = tree_with(token=torch.tensor([4, -2, 1]), **more)
-    text = r"example 1[\s\S]*token is out of range at node 1\.\n.*-1 \(none\) or 0 upwards\n.*-2"
+    fine, wrong = (tree_with(has_input=torch.tensor([1, 0, n]), **more) for n in (1, 2))
+    text = r"example 1[\s\S]*has_input is not a mask\.\n.*bool, or of the integers 0 and 1"
     with pytest.raises(ValueError, match=text):
-        collate([good, bad])
+        collate([fine, wrong])
     match = r"root_index does not belong[\s\S]*expected: \[2\][\s\S]*example 2"
     for roots in ([1], [1, 2], []):
         wrong = tree_with(token=token, root_index=torch.tensor(roots, dtype=torch.long), **more)

@@ -123,7 +123,7 @@ def test_a_batch_of_one_is_like_any_other(dag: Dag, rich: bool, option: tuple[An
     [
         ({"token": torch.tensor([4, 7])}, "token has the wrong length"),
         ({"child_slot": torch.tensor([0])}, "child_slot has the wrong length"),
-        ({"token": torch.tensor([4, 7, -2])}, "token is out of range at node 2"),
+        ({"has_input": torch.tensor([1, 0, -1])}, "has_input is not a mask"),
         ({"root_index": torch.tensor([1])}, "root_index does not belong"),
         ({"root_index": torch.tensor([], dtype=torch.long)}, "root_index does not belong"),
         ({"edge_index": torch.tensor([[0, 1], [2, 3]])}, "a node that does not exist"),

@@ -84,9 +84,10 @@ def test_networkx_there_and_back(dag) -> None:
     def edges(data: DynTreeData) -> list[tuple[int, ...]]:
         return sorted(zip(*data.edge_index.tolist(), data.child_slot.tolist(), strict=True))
 
-    assert set(again.keys()) == set(data.keys()) and edges(again) == edges(data)
+    assert set(again.keys()) == {*data.keys(), "has_input"} and edges(again) == edges(data)
     for key in ("token", "y", "depth", "root_index"):
         assert torch.equal(again[key], data[key])
+    assert torch.equal(again.has_input, data.token >= 0)
 
 
 def test_attributes_of_networkx() -> None:

@@ -33,8 +33,9 @@ def example(dag: Dag, seed: int = 0, every: int = 1, **fields: Any) -> DynTreeDa
     token = (torch.arange(dag.num_nodes) * 7 + seed) % TOKENS
     token[torch.arange(dag.num_nodes) % every > 0] = -1
     return DynTreeData(
-        dag.edge_index, dag.child_slot, num_nodes=dag.num_nodes, token=token, **fields
-    )
+        dag.edge_index, dag.child_slot, num_nodes=dag.num_nodes, token=token,
+        has_input=token >= 0, **fields,
+    )  # fmt: skip
 
 
 def pair(first: Dag, second: Dag, seed: int = 0) -> DynTreeData:
@@ -137,8 +138,8 @@ def test_stock_batches_give_the_same(cell: str) -> None:
 def test_one_example_without_a_batch() -> None:
     model = classifier()
     plain = Data(edge_index=torch.tensor([[0, 1], [2, 2]]), num_nodes=3,
-                 token=torch.tensor([5, 6, -1]))  # fmt: skip
-    alone = DynTreeData(plain.edge_index, num_nodes=3, token=plain.token)
+                 token=torch.tensor([5, 6, -1]), has_input=torch.tensor([1, 1, 0]))  # fmt: skip
+    alone = DynTreeData(plain.edge_index, token=plain.token, has_input=plain.token >= 0)
     torch.testing.assert_close(model(plain), model(Collater(arity=3)([alone])))
 
 
@@ -242,8 +243,9 @@ OUTSIDE = f"token is not in the embedding.*0 to 2.*got: +{TOKEN}.*node {NODE} of
 THREE_ROOTS = example(Dag(((), (), ())))
 FLIPPED = Collater()([pair(balanced(1), balanced(1))])
 FLIPPED.root_index = FLIPPED.root_index.flip(0)
-FOUR = DynTreeData(torch.tensor([[0, 1, 2, 3], [4] * 4]), token=torch.arange(5))
+FOUR = example(Dag(((), (), (), (), (0, 1, 2, 3))))
 BELOW = DynTreeData(torch.tensor([[0], [1]]), num_nodes=2, token=torch.tensor([-2, 1]))
+UNSAID = DynTreeData(torch.tensor([[0], [1]]), token=torch.tensor([1, -1]))
 GOOD = Data(edge_index=torch.tensor([[0], [1]]), token=torch.ones(2).long(), num_nodes=2)
 LOOP = Data(edge_index=torch.tensor([[0, 1], [1, 0]]), token=GOOD.token, num_nodes=2)
 
@@ -257,7 +259,8 @@ MISFITS = [
     (classifier(), Collater(arity=3)([TREE]), "the batch has no token.*num_tokens=0 for"),
     (classifier(), stock(EXAMPLES[0], FOUR, EXAMPLES[1]), "^TreeEncoder: example 1 of the"),
     (classifier(), stock(GOOD, GOOD, LOOP), "example 2 of the batch: .*has a cycle"),
-    (classifier("child_sum"), stock(BELOW), "token is out of range at node 0"),
+    (classifier("child_sum"), stock(BELOW), "not in the embedding.*got: +-2.*node 0"),
+    (classifier(), stock(UNSAID), "not in the embedding.*got: +-1.*try: +has_input = token >= 0"),
     (TreeClassifier(0, 5, 4, 3), Collater(arity=2)(EXAMPLES[:1]), "the batch has no x"),
     (TreeClassifier(0, 5, 4, 3), Collater(arity=2)([WIDE]), "floating .row, 4."),
     (TreeClassifier(3, 5, 4, 3, arity=3), Collater(arity=3)(EXAMPLES), OUTSIDE),

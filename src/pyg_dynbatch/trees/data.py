@@ -215,8 +215,8 @@ class DynTreeData(Data):
         depth: Depth of every node.
         num_nodes: Number of nodes; by default the length of ``depth``, ``token``, ``x`` or ``y``.
         **fields: The other fields of the table, and your own. Where ``has_input`` is false,
-            ``token`` and ``x`` are not read; without it they are read everywhere. In ``token``, -1 is no
-            token; in ``y``, -1 (float: nan) is no label.
+            ``token`` and ``x`` are not read; without it they are read everywhere. In ``token``, -1
+            is no token; in ``y``, -1 (float: nan) is no label.
 
     Raises:
         ValueError: If ``edge_index`` has a cycle, an invalid shape or dtype, or names a missing
