@@ -1,4 +1,4 @@
-"""Targets that do not fit the outputs are refused by every task, not broadcast."""
+"""Every task: targets that do not fit are refused, not broadcast; predictions have no gradients."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -29,6 +29,17 @@ def a_list(y: Tensor) -> list[float]:
 
 def nothing(y: Tensor) -> None:
     return None
+
+
+@pytest.mark.parametrize("make", [values, trees, pairs])
+def test_predictions_have_no_gradients(
+    make: Callable[[Path, Path], Made], tmp_path: Path, samples: Path
+) -> None:
+    task, data = make(tmp_path, samples)
+    data.prepare_data()
+    data.setup("fit")
+    columns = task.model.predict(next(iter(data.train_dataloader())))
+    assert not any(column.requires_grad for column in columns.values())
 
 
 LONG = [pytest.param(f, marks=pytest.mark.long) for f in (first_rows, repeated, a_list, nothing)]

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pyg_dynbatch.data import DynTreeData, from_nested, from_networkx, to_nested, to_networkx
+from pyg_dynbatch.loader import Collater
 from tests.strategies import dags, deep
 
 nested = st.recursive(
@@ -164,3 +165,21 @@ def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     match = r"networkx is not installed[\s\S]*pip install 'pyg_dynbatch\[trees\]'"
     with pytest.raises(ImportError, match=match):
         to_networkx(FOREST)
+
+
+def test_features_decide_which_nodes_read_an_input() -> None:
+    rows = {"and": [1.0], "or": None, "a": None}
+    nested = from_nested(
+        ("and", [("a", []), ("or", [("a", [])])]),
+        lambda node: node[1],
+        token=lambda node: 3 if node[0] == "a" else None,
+        features=lambda node: rows[node[0]],
+    )
+    graph = networkx.DiGraph([(0, 1), (0, 2), (2, 3)])
+    graph.nodes[0]["vector"] = [1.0]
+    graph.nodes[1]["word"] = graph.nodes[3]["word"] = 3
+    for tree in (nested, from_networkx(graph, token="word", features="vector")):
+        assert tree.token.tolist() == [-1, 3, -1, 3]
+        assert Collater()([tree]).schedule.input_node.tolist() == [0]
+    words = from_networkx(graph, token="word")
+    assert Collater()([words]).schedule.input_node.tolist() == [1, 3]

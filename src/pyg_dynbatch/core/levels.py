@@ -62,8 +62,7 @@ class Levels(MovablePlan):
         level_sizes: Number of nodes of each level.
         level_inputs: Number of nodes of each level that read an input; they come first.
         single_parent: Whether the state of each node is read at most once.
-        checksums: Of the edges, the child slots and the nodes that read an input; None for a
-            field that does not exist, or if all nodes do.
+        checksums: Of the edges, the child slots (None without any) and the mask of inputs.
 
     Example:
         >>> levels = schedule_structure(torch.tensor([[0, 1], [2, 2]]), 3)
@@ -209,30 +208,25 @@ class Levels(MovablePlan):
         return all(self._is_made_of(name, field) for name, field in fields.items())
 
     def _is_made_of(self, name: str, field: Tensor | None) -> bool:
-        expected = self.checksums[_FIELDS.index(name)]
+        place = ("edge_index", "child_slot", "has_input").index(name)
+        expected = self.checksums[place]
         if field is None:
-            return expected is None
-        if field.shape != self._shapes[name]:
+            return self.num_inputs == self.num_nodes if name == "has_input" else expected is None
+        shape = ((2, self.num_edges), (self.num_edges,), (self.num_nodes,))[place]
+        if expected is None or field.shape != shape:
             return False
         if field.is_cpu and type(field) is Tensor:
-            return _checksum_of(name, field) == expected
+            return checksum(input_mask(field) if name == "has_input" else field) == expected
         # Per field: the tensor that was last found to be right, and its version.
         seen = self.__dict__.setdefault("_seen", {})
         now = weakref.ref(field), None if field.is_inference() else field._version
-        if expected is not None:
-            seen.setdefault(name, now)
-        tensor, version = seen.get(name, (lambda: None, None))
+        tensor, version = seen.setdefault(name, now)
         if tensor() is field and version == now[1]:
             return True
         is_same = self._is_made_of(name, field.detach().cpu().as_subclass(Tensor))
         if is_same:
             seen[name] = now
         return is_same
-
-    @property
-    def _shapes(self) -> dict[str, tuple[int, ...]]:
-        edges = self.num_edges
-        return {"edge_index": (2, edges), "child_slot": (edges,), "has_input": (self.num_nodes,)}
 
     # Moving to a device, comparing, printing.
 
@@ -264,16 +258,6 @@ class Levels(MovablePlan):
 
 
 torch.serialization.add_safe_globals([Levels])
-
-_FIELDS = ("edge_index", "child_slot", "has_input")  # what levels are made from
-
-
-def _checksum_of(name: str, field: Tensor | None) -> int | None:
-    """Compute the checksum of a field; a mask of all nodes has that of none."""
-    if name == "has_input" and field is not None:
-        field = input_mask(field)
-        field = None if array_of(field).all() else field
-    return checksum(field)
 
 
 def _places(
@@ -332,8 +316,7 @@ def schedule_structure(
     num_nodes = _checked_number("num_nodes", num_nodes)
     if arity is not None:
         arity = _checked_number("arity", arity, "None for any number of children")
-    if has_input is not None:
-        has_input = input_mask(has_input)
+    has_input = input_mask(has_input)
     sizes = _counts([num_nodes] if example_sizes is None else example_sizes)
     given = edge_index, num_nodes, child_slot, arity, has_input, sizes, direction == "top_down"
     return _scheduled(_Structure(*given))
@@ -437,7 +420,10 @@ class _Structure(NamedTuple):
         counts = self.num_nodes, self.edge_index.size(1), self.examples.size
         kind = self.arity, DIRECTIONS[self.down]
         sizes, inputs, children = map(tuple, per_level)
-        made_of = tuple(_checksum_of(name, getattr(self, name)) for name in _FIELDS)
+        reads = self.has_input
+        if reads is None:
+            reads = torch.from_numpy(np.ones(self.num_nodes, dtype=bool))
+        made_of = checksum(self.edge_index), checksum(self.child_slot), checksum(reads)
         made = Levels(index, *counts, *kind, sizes, inputs, children, single_parent, made_of)
         return made._trust()
 
@@ -595,8 +581,8 @@ def derive_levels(
     starts = None if (ptr := fields.get("ptr")) is None else array_of(ptr)
 
     def scheduled(own: Mapping[str, Any], nodes: int, sizes: np.ndarray) -> Levels:
-        edges, slots, reads = own["edge_index"], own.get("child_slot"), own.get("has_input")
-        reads = None if reads is None else input_mask(reads)
+        edges, slots = own["edge_index"], own.get("child_slot")
+        reads = input_mask(own.get("has_input"))
         down = direction == "top_down"
         return _scheduled(_Structure(edges, nodes, slots, arity, reads, sizes, down))
 

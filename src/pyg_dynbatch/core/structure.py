@@ -23,15 +23,14 @@ def array_of(tensor: Tensor) -> np.ndarray:
     return tensor.detach().cpu().numpy()
 
 
-def input_mask(has_input: Tensor, where: str = "") -> Tensor:
-    """Return which nodes read an input as bool; of other numbers, only integers 0 and 1 are."""
-    if isinstance(has_input, Tensor):
-        if has_input.dtype == torch.bool:
-            return has_input
-        if not (has_input.is_floating_point() or has_input.is_complex()):
-            numbers = array_of(has_input)
-            if np.isin(numbers, (0, 1)).all():
-                return torch.from_numpy(numbers.astype(bool))
+def input_mask(has_input: Tensor | None, where: str = "") -> Tensor | None:
+    """Return which nodes read an input, as bool; of other numbers, integers 0 and 1 are a mask."""
+    if has_input is None or (isinstance(has_input, Tensor) and has_input.dtype == torch.bool):
+        return has_input
+    if isinstance(has_input, Tensor) and not has_input.dtype.is_floating_point:
+        numbers = array_of(has_input)
+        if np.isin(numbers, (0, 1)).all():
+            return torch.from_numpy(numbers.astype(bool))
     expected = "a tensor of bool, or of the integers 0 and 1, one per node"
     got, hint = describe_value(has_input), "has_input != 0"
     raise mismatch(ValueError, "has_input is not a mask", expected, got, where=where, hint=hint)

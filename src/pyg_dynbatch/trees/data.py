@@ -59,7 +59,7 @@ _DTYPES: dict[str, tuple[torch.dtype, ...]] = {
         torch.int16,
         torch.int32,
         torch.int64,
-    ),
+    ),  # fmt: skip
     "floating-point": (torch.float32, torch.float64, torch.float16, torch.bfloat16),
     "int64 or floating-point": (torch.int64, torch.float32, torch.float64),
 }
@@ -338,8 +338,7 @@ class DynTreeData(Data):
         if "x" in self and feature_width not in (None, width := self.x.size(1)):
             expected = f"{feature_width} features per node"
             raise _fault(where, "x has the wrong width", expected, width)
-        if "has_input" in self:
-            input_mask(self.has_input, where)
+        input_mask(getattr(self, "has_input", None), where)
         _check_range(self, "token", num_tokens, where)
         _check_range(self, "y", num_classes, where)
         return self
