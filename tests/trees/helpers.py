@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch_geometric.data import Batch
 
-from pyg_dynbatch.data import DynTreeData
+from pyg_dynbatch.data import DynTreeData, Vocabulary
 from pyg_dynbatch.lightning import TreeClassification
 
 WORDS = ["good", "not", "very"]
@@ -34,7 +34,9 @@ def assert_same(wanted: Any, found: Any) -> None:
             assert_same(*pair)
 
 
-def tree_checkpoint(path: Path, seed: int = 0, words: list[str] = WORDS, **options: Any) -> Path:
+def tree_checkpoint(
+    path: Path, seed: int = 0, words: list[str] = WORDS, labels: str = "required", **options: Any
+) -> Path:
     """Write a checkpoint of a small classifier with random weights."""
     torch.manual_seed(seed)
     options = {"num_tokens": len(words) + 1, "num_classes": 3, "hidden_channels": 4, **options}
@@ -43,7 +45,9 @@ def tree_checkpoint(path: Path, seed: int = 0, words: list[str] = WORDS, **optio
         "hyper_parameters": options,
         "pyg_dynbatch_task": "TreeClassification",
         "pytorch-lightning_version": "2.6",
-        "TreeFileData": {"words": ["<unk>", *words]},
+        "TreeFileData": {
+            "text_of_trees": {"labels": labels, "vocabulary": Vocabulary(words).as_dict()}
+        },
     }
     torch.save(contents, path)
     return path

@@ -504,7 +504,7 @@ def test_checkpoints_of_other_vectors_are_refused(model, tmp_path):
     found = [TreePredictor([path]).predict([tree])["probability"] for path in paths]
     np.testing.assert_allclose(both.predict([tree])["probability"], np.mean(found, 0), rtol=1e-5)
     content = torch.load(paths[1], weights_only=True)
-    content["TreeFileData"]["encoder"]["mean"] = (0.5,) * 2 * WIDTH
+    content["TreeFileData"]["text_of_trees"]["encoder"]["mean"] = (0.5,) * 2 * WIDTH
     torch.save(content, tmp_path / "other.ckpt")
     mixed = [paths[0], tmp_path / "other.ckpt"]
     refused = pytest.raises(ValueError, match=r"two members prepare the data differently")

@@ -22,13 +22,13 @@ def test_text_and_nested_lists_are_the_same_trees(predictor: TreePredictor) -> N
     tree = predictor.read("((not) ((very) (new)))")
     assert tree.token.tolist() == [-1, words.row("not"), -1, words.row("very"), 0]
     assert_same(tree, predictor.read(["not", ["very", "new"]]))
-    assert_same(tree, predictor.read("(2 (0 not) ((very) (1 new)))"))
+    assert_same(tree, predictor.read("(2 (0 not) (1 (2 very) (1 new)))"))
     assert_same(predictor.read("(good)"), predictor.read("(1 good)"))
 
 
 NO_TREES = [
     ("((not) (good)", "1 bracket is never closed"),
-    ("(3 good)", "expected: *a label in -1..2"),
+    ("(3 good)", "expected: *a label in 0..2"),
     (["not", 7], "a part of the tree is not a word.*\n.*\n.*got: *7"),
     (["not", []], "a part of the tree is not a word"),
     (None, "from_nested"),

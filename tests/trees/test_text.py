@@ -83,6 +83,8 @@ UNLABELLED = [
     ("((2 a) (b) (-1 c) (7))", "optional", [-1, 2, -1, -1, -1], [None, "a", "b", "c", "7"]),
     ("(+ (3) (4))", "none", None, ["+", "3", "4"]),
     ("((3) ((4)))", "none", None, [None, "3", None, "4"]),
+    ("(7 (3 (4)))", "all_or_none", [-1, -1, -1], ["7", "3", "4"]),
+    ("(7 ( 3 4 ))", "all_or_none", [7, 3], [None, "4"]),
 ]
 
 
@@ -131,7 +133,7 @@ def test_says_what_is_wrong_and_where(line: str, problem: str, column: int) -> N
 BAD_LABELS = [
     # Without a file, the error names the column alone.
     ("(99999999999999999999 a)", "required", r"label is out of range[\s\S]*where:    column 2"),
-    ("(1 a)", "maybe", r"unknown labels[\s\S]*'required', 'optional' or 'none'"),
+    ("(1 a)", "maybe", r"unknown labels[\s\S]*'required', 'all_or_none', 'optional' or 'none'"),
 ]
 
 

@@ -84,6 +84,9 @@ class TreeDataset(InMemoryDataset, ABC):
         (True, True)
     """
 
+    labels: str = "none"
+    """How text has the labels of its nodes, as in :func:`~pyg_dynbatch.data.parse_bracketed`."""
+
     def __init__(
         self,
         root: str | Path | None,
@@ -114,9 +117,8 @@ class TreeDataset(InMemoryDataset, ABC):
             ending = f"{hashlib.sha256(text.encode()).hexdigest()[:16]}.pt"
             packed = None if force_reload else self._cached(f"{split}.{ending}")
         packed = packed or self._build(split, build(), vocabulary, ending)
-        unknown, *known = packed["words"]
         # The words whose rows ``token`` holds.
-        self.vocabulary = Vocabulary(known, unknown, packed["lower_case"])
+        self.vocabulary = Vocabulary.from_dict(packed["vocabulary"])
         self._classes = packed["num_classes"]
         self.data, self.slices = DynTreeData.from_dict(packed["data"]), packed["slices"]
         self.vectors: ContextualVectors | None = None
@@ -184,8 +186,7 @@ class TreeDataset(InMemoryDataset, ABC):
             "format": _FORMAT,
             "data": data.to_dict(),
             "slices": None if slices is None else dict(slices),
-            "words": list(vocabulary.words),
-            "lower_case": vocabulary.lower_case,
+            "vocabulary": vocabulary.as_dict(),
             "num_classes": content.num_classes,
         }
 
@@ -330,6 +331,8 @@ class SST(TreeDataset):
         (tensor([3, 2, 2]), tensor([-1,  1,  2]), 5)
     """
 
+    labels = "required"
+
     def __init__(
         self,
         root: str | Path | None,
@@ -387,7 +390,8 @@ class TreeFile(TreeDataset):
         path: The file, or several, read one after another; any may be compressed (``.gz``).
         root: Folder for ``processed/``; None caches nothing.
         num_classes: Labels must be below this; None takes the largest label found plus one.
-        labels: ``"required"`` at every node, ``"optional"``, or ``"none"`` (no field ``y``).
+        labels: ``"required"`` at every node, ``"all_or_none"``, ``"optional"``, or ``"none"`` (no
+            field ``y``).
         vocabulary: The words; None takes those of the files, in order of appearance.
         **options: ``transform``, ``pre_transform`` and ``force_reload``, see
             :class:`~pyg_dynbatch.datasets.TreeDataset`.
@@ -427,6 +431,7 @@ class TreeFile(TreeDataset):
             featurize = partial(ParsedTree.to_data, labelled=labels != "none")
             return Content({_SPLIT: trees}, featurize, classes)
 
+        self.labels = labels
         key = {"files": " ".join(map(files.sha256_of, paths)), "labels": labels}
         key["num_classes"] = str(num_classes)
         super().__init__(root, _SPLIT, key, build, vocabulary or "all", **options)

@@ -17,8 +17,13 @@ from pyg_dynbatch.trees.contextual import SentenceEncoder
 from pyg_dynbatch.trees.data import Collater, DataLoader, DynTreeData
 from pyg_dynbatch.trees.datasets import TreeFile
 from pyg_dynbatch.trees.models import TreeClassifier, TreeSimilarity, mean_score
-from pyg_dynbatch.trees.text import from_nested, parse_bracketed
+from pyg_dynbatch.trees.text import LABELS, from_nested, parse_bracketed
 from pyg_dynbatch.trees.words import Vocabulary
+
+
+TEXT = "text_of_trees"
+"""What the state of a data module in a checkpoint says about text, under this name: ``labels``, and
+the whole ``vocabulary`` or ``encoder``."""
 
 
 class TreeModel(prediction.Model):
@@ -28,12 +33,16 @@ class TreeModel(prediction.Model):
     encoder: SentenceEncoder | None = None
     """What gave words their vectors within sentences, if anything did, in place of a vocabulary."""
 
+    labels: str = "none"
+    """How the text that it was trained on has the labels of nodes, see ``parse_bracketed``."""
+
     @classmethod
     def from_checkpoint(cls, checkpoint: Mapping[str, Any], path: object) -> Any:
         """Build a model for prediction, with its vocabulary or encoder."""
         model, data = super().from_checkpoint(checkpoint, path), cls.data_of(checkpoint)
-        if "words" in data:
-            model.vocabulary = Vocabulary(data["words"][1:], data["words"][0])
+        model.labels = data.get("labels", cls.labels)
+        if "vocabulary" in data:
+            model.vocabulary = Vocabulary.from_dict(data["vocabulary"])
         if "encoder" in data:
             model.encoder = SentenceEncoder(**data["encoder"])
             model.vocabulary = Vocabulary([])  # tokens only tell which nodes have a word
@@ -41,9 +50,9 @@ class TreeModel(prediction.Model):
 
     @classmethod
     def data_of(cls, checkpoint: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the words, or the encoder, of a checkpoint."""
-        notes = [part for part in checkpoint.values() if isinstance(part, Mapping)]
-        return {k: note[k] for note in notes for k in ("words", "encoder") if k in note}
+        """Return how its data module turns text into tensors."""
+        notes = (part for part in checkpoint.values() if isinstance(part, Mapping))
+        return next((note[TEXT] for note in notes if TEXT in note), {})
 
 
 class TreeClassificationModel(TreeModel):
@@ -113,6 +122,8 @@ class TreePredictor(prediction.Predictor):
         checkpoints: Paths of checkpoints of ``TreeClassification``, trained on the same words, or
             on contextual vectors of the same encoder, which then encodes the words of new trees.
         device: Where to compute.
+        labels: How text has labels, see :func:`~pyg_dynbatch.data.parse_bracketed`; left out, as in
+            training, but if all nodes had labels there, a new tree may also have none at all.
 
     Raises:
         ValueError: If a checkpoint is not one of trees, two have different words or encoders, or
@@ -124,7 +135,8 @@ class TreePredictor(prediction.Predictor):
         >>> weights = TreeClassifier(**options).state_dict().items()
         >>> contents = {"state_dict": {f"model.network.{name}": each for name, each in weights}}
         >>> contents |= {"hyper_parameters": options, "pyg_dynbatch_task": "TreeClassification"}
-        >>> contents |= {"data": {"words": ["<unk>", "good", "fun"]}}
+        >>> text = {"labels": "none", "vocabulary": Vocabulary(["good", "fun"]).as_dict()}
+        >>> contents |= {"data": {"text_of_trees": text}}
         >>> path = getfixture("tmp_path") / "a.ckpt"
         >>> torch.save(contents | {"pytorch-lightning_version": "2.6"}, path)
         >>> predictor = TreePredictor([path])
@@ -135,7 +147,9 @@ class TreePredictor(prediction.Predictor):
 
     kind = TreeClassificationModel
 
-    def __init__(self, checkpoints: Sequence[str | Path], device: str = "cpu") -> None:
+    def __init__(
+        self, checkpoints: Sequence[str | Path], device: str = "cpu", labels: str | None = None
+    ) -> None:
         super().__init__(checkpoints, device)
         self.model = self.averaged()
         if (vocabulary := self.model.vocabulary) is None:
@@ -145,15 +159,17 @@ class TreePredictor(prediction.Predictor):
             raise mismatch(ValueError, what, expected, "none", where=where, hint=hint)
         self.vocabulary: Vocabulary = vocabulary
         self.num_classes: int = self.model.num_classes
+        as_trained = "all_or_none" if self.model.labels == "required" else self.model.labels
+        self.labels = as_trained if labels is None else labels
         self.collater = Collater(arity=arity_of(self.model))
 
     def read(self, tree: Any) -> DynTreeData:
         """Read one tree: bracketed text, or nested lists of words.
 
         Args:
-            tree: As in :func:`~pyg_dynbatch.data.parse_bracketed`, labels being optional; or lists
-                and words as in :func:`~pyg_dynbatch.data.from_nested`. Words that the model was
-                not trained on are the unknown word, unless it has an ``encoder`` of sentences.
+            tree: As in :func:`~pyg_dynbatch.data.parse_bracketed`, or lists and words as in
+                :func:`~pyg_dynbatch.data.from_nested`. Words that the model was not trained on are
+                the unknown word, unless it has an ``encoder`` of sentences.
 
         Raises:
             ImportError: If the encoder needs a package that is missing.
@@ -161,7 +177,7 @@ class TreePredictor(prediction.Predictor):
         """
         words: list[str] = []
         if isinstance(tree, str):
-            parsed = parse_bracketed(tree, num_classes=self.num_classes, labels="optional")
+            parsed = parse_bracketed(tree, num_classes=self.num_classes, labels=self.labels)
             words, data = parsed.words, parsed.to_data(self.vocabulary, labelled=False)
         else:
             data = from_nested(tree, token=lambda part: self._row(part, words))
@@ -213,17 +229,19 @@ def predict_file(predictor: TreePredictor, trees: TreeFile, batch_size: int) -> 
 
 def run_tree_predict(argv: list[str]) -> int:
     """Run ``predict`` on a file of bracketed trees."""
-    text = "Predict the classes of bracketed trees, one tree per line, labelled or not. Words that "
-    text += "the model was not trained on are the unknown word."
+    text = "Predict the classes of bracketed trees, one tree per line. Words that the model was "
+    text += "not trained on are the unknown word."
     parser = prediction_arguments("predict", text, "bracketed trees, one per line", "trees")
     add = parser.add_argument
     add("--nodes", metavar="FILE", help="also write a CSV file with one row per node")
+    about = "how nodes have labels (default: as in training, where all had one, all or none)"
+    add("--labels", choices=LABELS, help=about)
     options = parser.parse_args(argv)
     paths = options.checkpoint
     check_outputs("predict", [options.output, options.nodes], [options.input, *paths])
-    predictor = TreePredictor(paths, options.device)
+    predictor = TreePredictor(paths, options.device, options.labels)
     known: Any = {"vocabulary": predictor.vocabulary, "encoder": predictor.model.encoder}
-    trees = TreeFile(options.input, None, predictor.num_classes, "optional", **known)
+    trees = TreeFile(options.input, None, predictor.num_classes, predictor.labels, **known)
     columns = predict_file(predictor, trees, options.batch_size)
     prediction.write_table(options.output, prediction.tree_rows(columns))
     if options.nodes is not None:

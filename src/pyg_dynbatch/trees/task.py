@@ -38,7 +38,7 @@ from pyg_dynbatch.trees.data import Collater, DataLoader
 from pyg_dynbatch.trees.datasets import SICK, SST, TreeDataset, TreeFile
 from pyg_dynbatch.trees.listops import ListOps, ListOpsRecipe
 from pyg_dynbatch.trees.models import TreeEncoder, mean_score
-from pyg_dynbatch.trees.predict import TreeClassificationModel, TreeRelatednessModel, arity_of
+from pyg_dynbatch.trees.predict import TEXT, TreeClassificationModel, TreeRelatednessModel, arity_of
 from pyg_dynbatch.trees.words import (
     DEFAULT_MODEL,
     Vocabulary,
@@ -191,17 +191,18 @@ class TreeDataModule(SplitDataModule):
         return arity_of(self.trainer.lightning_module)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the vocabulary, so that a checkpoint is never used with a different one."""
-        return {**super().state_dict(), **self._known()}
+        """Return how text becomes tensors, so that a checkpoint reads it as its data module did."""
+        return {**super().state_dict(), TEXT: self._text()}
 
-    def _known(self) -> dict[str, Any]:
+    def _text(self) -> dict[str, Any]:
+        labels = self.dataset("train").labels
         if self.encoder is not None:
-            return {"encoder": asdict(self.encoder)}
-        return {"vocabulary": self.vocabulary.digest(), "words": list(self.vocabulary.words)}
+            return {"labels": labels, "encoder": asdict(self.encoder)}
+        return {"labels": labels, "vocabulary": self.vocabulary.as_dict()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Raise an error if the checkpoint was trained on other words or contextual vectors."""
-        own, found = ({**each, **each.get("encoder", {})} for each in (self._known(), state_dict))
+        own, found = map(_origin, (self._text(), state_dict[TEXT]))
         own["weights"] = own.get("weights") or found.get("weights")  # known once vectors are loaded
         names = ("vocabulary", "model", "layers", "weights")
         if other := next((name for name in names if own.get(name) != found.get(name)), None):
@@ -209,8 +210,8 @@ class TreeDataModule(SplitDataModule):
             hint = "use the data files and options the checkpoint was made with"
             wanted = f"{own.get(other)}" + ("" if self.encoder else f" ({self.num_tokens} words)")
             raise mismatch(ValueError, what, wanted, found.get(other), hint=hint)
-        if "encoder" in state_dict:
-            self._encode_by(SentenceEncoder(**state_dict["encoder"]))
+        if "encoder" in state_dict[TEXT]:
+            self._encode_by(SentenceEncoder(**state_dict[TEXT]["encoder"]))
         super().load_state_dict(state_dict)
 
     def shown_trees(self, count: int) -> tuple[Batch, dict[str, Data], list[list[str]]]:
@@ -232,6 +233,13 @@ class TreeDataModule(SplitDataModule):
     def node_texts(self, tree: Data, vocabulary: Vocabulary) -> list[str]:
         """Return the text that a picture shows at each node."""
         return [vocabulary[row] if row >= 0 else "" for row in tree.token.tolist()]
+
+
+def _origin(text: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what must be the same in a checkpoint: a digest of the words, or what encodes them."""
+    if "encoder" in text:
+        return dict(text["encoder"])
+    return {"vocabulary": Vocabulary.from_dict(text["vocabulary"]).digest()}
 
 
 class SSTData(TreeDataModule):

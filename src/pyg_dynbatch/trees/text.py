@@ -370,12 +370,13 @@ def forest_to_data(
     )
 
 
-LABELS = ("required", "optional", "none")
+LABELS = ("required", "all_or_none", "optional", "none")
 
 # Only spaces and tabs separate tokens: some treebank tokens contain no-break spaces, at which
 # str.split() and \s would split.
 _PIECES = re.compile(r"[()]|[^ \t()]+")
 _INTEGER = re.compile(r"-?[0-9]+")
+_BARE_WORD = re.compile(r"\([ \t]*[^ \t()]+[ \t]*\)")  # a leaf without a label
 _LARGEST = 2**31
 
 
@@ -392,9 +393,10 @@ def parse_bracketed(
         line: The text of one tree.
         where: File and line, for messages.
         num_classes: Labels must be below this; None allows any label from 0.
-        labels: ``"required"``: every node begins with an integer label. ``"optional"``: a node
-            may also begin without one or with -1, and is then unlabelled; ``(7)`` is the token 7.
-            ``"none"``: no labels; a node begins with its token.
+        labels: ``"required"``: every node begins with an integer label. ``"none"``: no labels; a
+            node begins with its token. ``"all_or_none"``: one of both, as the leaves tell: ``(7)``
+            has no label, ``(3 7)`` has one. ``"optional"``: a node may begin without a label or
+            with -1, and is then unlabelled; ``(7 (a))`` has the label 7, ``(7)`` is a token.
 
     Raises:
         ValueError: If brackets do not match, if a label is missing, not an integer or out of
@@ -406,6 +408,8 @@ def parse_bracketed(
         ([3, 2, 1], [None, 'good', 'fun'], [-1, 0, 0], [1, 0, 0])
     """
     checked_choice("parse_bracketed: unknown labels", labels, LABELS)
+    if labels == "all_or_none":
+        labels = "none" if _BARE_WORD.search(line) else "required"
     tree, pieces = ParsedTree(), _PIECES.findall(line)
     parents, tokens = tree.parents, tree.tokens
     fault = partial(_bracket_fault, line, where)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -44,6 +45,7 @@ class Vocabulary:
     """Map words to rows ``1, 2, ...`` and every other word to row 0.
 
     A vocabulary is immutable, so caches, embeddings and models that were built with it stay valid.
+    Files, caches and checkpoints keep it whole, as :meth:`as_dict` writes it.
 
     Args:
         words: Distinct words in row order, without the unknown word.
@@ -136,6 +138,16 @@ class Vocabulary:
         """Return a digest of 16 hexadecimal digits, equal for equal vocabularies."""
         return hashlib.sha256(self._to_json().encode()).hexdigest()[:16]
 
+    def as_dict(self) -> dict[str, Any]:
+        """Return all of the vocabulary as plain values, which :meth:`from_dict` reads."""
+        return {"words": list(self.words), "lower_case": self.lower_case}
+
+    @classmethod
+    def from_dict(cls, content: Mapping[str, Any]) -> "Vocabulary":
+        """Build the vocabulary that :meth:`as_dict` has written."""
+        unknown, *words = content["words"]
+        return cls(words, unknown, content["lower_case"])
+
     def save(self, path: str | Path) -> None:
         """Write the vocabulary to a JSON file atomically."""
         text = self._to_json()
@@ -145,16 +157,13 @@ class Vocabulary:
     def load(cls, path: str | Path) -> "Vocabulary":
         """Read a vocabulary that `save` wrote; raise a ValueError if the file is not one."""
         try:
-            content = json.loads(Path(path).read_text(encoding="utf-8"))
-            unknown, *words = content["words"]
-            return cls(words, unknown=unknown, lower_case=content["lower_case"])
+            return cls.from_dict(json.loads(Path(path).read_text(encoding="utf-8")))
         except (KeyError, TypeError, UnicodeDecodeError, json.JSONDecodeError) as error:
             what, got = "Vocabulary: not a saved vocabulary", f"{type(error).__name__}: {error}"
             raise mismatch(ValueError, what, "words and lower_case", got, where=path) from error
 
     def _to_json(self) -> str:
-        content = {"lower_case": self.lower_case, "words": self.words}
-        return json.dumps(content, ensure_ascii=False, indent=0)
+        return json.dumps(self.as_dict(), ensure_ascii=False, indent=0)
 
     def __len__(self) -> int:
         return len(self.words)
