@@ -143,7 +143,7 @@ def test_a_raw_file_is_predicted_as_the_data_set(case: str, prepared: Any) -> No
     text, make = CASES[case]
     prepared(text)
     data = make()
-    path, module = checkpoint_of(data, Path("."))
+    path, module = checkpoint_of(data, Path())
     trees = data.dataset("test")
     (batch,) = DataLoader(trees, batch_size=len(trees), arity=arity_of(module))
     expected = computed(module.model, batch)
@@ -158,7 +158,7 @@ def test_a_raw_file_is_predicted_as_the_data_set(case: str, prepared: Any) -> No
 
 def test_trees_without_labels_are_those_with_labels(prepared: Any) -> None:
     prepared(LABELLED)
-    path, _ = checkpoint_of(files(), Path("."))
+    path, _ = checkpoint_of(files(), Path())
     predictor = TreePredictor([path])
     labelled = predictor.read("(3 (2 fun) (1 (0 3) (1 Good)))")
     for text in ("((fun) ((3) (Good)))", ["fun", ["3", "Good"]]):
@@ -173,7 +173,7 @@ def test_trees_without_labels_are_those_with_labels(prepared: Any) -> None:
 
 def test_labels_can_be_said(prepared: Any) -> None:
     prepared(OPTIONAL)
-    path, _ = checkpoint_of(files(labels="optional"), Path("."))
+    path, _ = checkpoint_of(files(labels="optional"), Path())
     row = TreePredictor([path]).vocabulary.row
     text, numeral = "(good (3 (fun)) (Good))", row("3")
     assert numeral > 0

@@ -20,7 +20,6 @@ from pyg_dynbatch.trees.models import TreeClassifier, TreeSimilarity, mean_score
 from pyg_dynbatch.trees.text import LABELS, from_nested, parse_bracketed
 from pyg_dynbatch.trees.words import Vocabulary
 
-
 TEXT = "text_of_trees"
 """What the state of a data module in a checkpoint says about text, under this name: ``labels``, and
 the whole ``vocabulary`` or ``encoder``."""
