@@ -2,7 +2,7 @@
 
 import re
 import sys
-from typing import Any
+from typing import Any, NamedTuple
 
 import networkx
 import numpy as np
@@ -48,30 +48,132 @@ def test_own_objects() -> None:
     assert tree.has_input.tolist() == [False, False, True, False, True]
     assert tree.x.sum(1).tolist() == [0, 0, 3, 0, 3]
     floats = from_nested((1, 2), label=lambda node: 0.5 if node == 1 else None)
-    assert floats.y.dtype == torch.float32 and floats.y.isnan().tolist() == [True, False, True]
+    assert floats.y.isnan().tolist() == [True, False, True]
     found = from_nested((1, 2), token=lambda _: torch.tensor(3), label=lambda _: np.bool_(1))
     assert found.token.tolist() == [3] * 3 and found.y.tolist() == [1] * 3
 
 
-def test_shared_parts_become_one_node_on_request() -> None:
-    part = (1, 2)
-    value: Any = (part, (part, 3))
-    assert from_nested(value).num_nodes == 9
-    dag = from_nested(value, share=True)
-    assert dag.num_nodes == 6
-    assert sorted(dag.edge_index[0].tolist()).count(1) == 2
-    again = to_nested(dag)
-    assert again == value and again[0] is again[1][0]
-    assert from_nested((1, 1, (1, 1)), share=True).num_nodes == 6, "leaves are never shared"
-    for _ in range(200):  # a chain is not unfolded
+def parts_of(value: Any) -> list[Any]:
+    below = value if isinstance(value, tuple) else ()
+    return [value, *(each for part in below for each in parts_of(part))]
+
+
+def copy_of(value: Any) -> Any:
+    """Copy tuples, so that no two are the same object."""
+    return tuple([copy_of(part) for part in value]) if isinstance(value, tuple) else value
+
+
+@given(nested)
+def test_equal_objects_are_one_node_if_shared(value: Any) -> None:
+    whole = (copy_of(value), copy_of(value), 3)
+    dag = from_nested(whole, share=True).validate()
+    assert dag.num_nodes == len(set(parts_of(whole)))
+    assert to_nested(dag) == whole
+    identities = from_nested(whole, share=id)
+    assert identities.num_nodes == len(set(map(id, parts_of(whole))))
+    assert from_nested(whole).num_nodes == len(parts_of(whole))
+
+
+class Add(NamedTuple):
+    left: Any
+    right: Any
+
+
+class Mul(NamedTuple):
+    left: Any
+    right: Any
+
+
+GRAPH = {"want": ["boy", "go"], "go": ["boy"], "boy": ["tall"], "tall": []}
+FRAMES = {"want": ["boy", "".join("go")], "go": ["".join(["bo", "y"])], "boy": []}
+SUMS = (Add(1, 2), Mul(1, 2), Add(1, 2), (1, 2))
+
+
+def fresh(n: list[int]) -> list[list[int]]:
+    return [[n[0] - 1], [n[0] - 1]] if n[0] else []
+
+
+def no_token(value: Any) -> None:
+    return None
+
+
+SHARED = [
+    ("words of a graph", "want", GRAPH.get, True, 4),
+    ("words made anew, one a leaf", "want", FRAMES.get, True, 3),
+    ("numbers above 256", 900, lambda n: [n // 2, n // 3] if n > 1 else [], True, 29),
+    ("tuples of two classes", SUMS, None, True, 6),
+    ("the same list", [[1, 2]] * 3, None, True, 4),
+    ("equal lists", [[1, 2], [1, 2]], None, True, 5),
+    ("fresh lists", [6], fresh, True, 127),
+    ("fresh lists with a key", [6], fresh, lambda n: n[0], 7),
+    ("only some", (1, 1, 2, 2), None, lambda n: n if n == 1 else None, 4),
+    ("one and True", (1, True, 1.0), None, True, 4),
+]
+
+
+@pytest.mark.parametrize(("root", "children", "share", "count"), [each[1:] for each in SHARED])
+def test_shared_objects(root: Any, children: Any, share: Any, count: int) -> None:
+    dag = from_nested(root, children, token=no_token, share=share).validate()
+    assert dag.num_nodes == count
+
+
+@pytest.mark.parametrize("share", [True, id])
+def test_what_is_shared_is_not_unfolded(share: Any) -> None:
+    value: Any = (1, 2)
+    for _ in range(200):
         value = (value, value)
-    assert from_nested(value, share=True).num_nodes == 206
+    assert from_nested(value, share=share).num_nodes == 203
 
-    def made_on_the_fly(n: list[int]) -> list[list[int]]:
-        return [[n[0] - 1], [n[0] - 1]] if n[0] else []
 
-    tree = from_nested([6], made_on_the_fly, token=lambda n: None, share=True)
-    assert tree.num_nodes == 127
+F16, F32, F64, DEFAULT = torch.float16, torch.float32, torch.float64, None
+GIVEN = [
+    ("Python's floats", [0.1, 0.2], None, DEFAULT),
+    ("whole numbers", [1, 2**24], None, DEFAULT),
+    ("an array", np.array([0.1, 0.2]), None, F64),
+    ("single precision", np.float32([0.1, 0.2]), None, F32),
+    ("a tensor", torch.tensor([0.1, 0.2], dtype=F16), None, F16),
+    ("a dtype", [0.1, 2**24 + 1], F64, F64),
+    ("a smaller dtype", np.array([0.1, 0.2]), F16, F16),
+]
+
+
+@pytest.mark.parametrize(("row", "dtype", "expected"), [each[1:] for each in GIVEN])
+@pytest.mark.parametrize("default", [F32, F64])
+def test_the_dtype_is_that_of_what_is_given(row: Any, dtype: Any, expected: Any, default) -> None:
+    """Features and labels, from nested objects and from networkx, with and without gaps."""
+    graph = networkx.DiGraph([(0, 1), (0, 2)])
+    graph.add_node(1, row=row, label=row[1])
+    graph.add_node(2, row=row, label=row[0])
+    torch.set_default_dtype(default)
+    try:
+        nested = from_nested(
+            (1, 2),
+            token=no_token,
+            features=lambda n: None if n == (1, 2) else row,
+            label=lambda n: None if n == (1, 2) else row[n % 2],
+            dtype=dtype,
+        )
+        other = from_networkx(graph, features="row", label="label", dtype=dtype)
+    finally:
+        torch.set_default_dtype(F32)
+    expected = expected or default
+    values = torch.as_tensor(row, dtype=expected)
+    is_whole = all(isinstance(each, int) for each in row)
+    for tree in (nested, other):
+        assert tree.x.dtype == expected and tree.x.tolist() == [[0, 0], *[values.tolist()] * 2]
+        labels = torch.as_tensor(row) if is_whole else values
+        assert tree.y.dtype == labels.dtype and tree.y[1:].tolist() == labels.flip(0).tolist()
+
+
+ARRAYS = [np.array, torch.tensor, list, iter]
+
+
+@pytest.mark.parametrize("make", ARRAYS)
+def test_children_in_arrays(make: Any) -> None:
+    below = {9: [7, 8], 7: [0], 0: []}
+    tree = from_nested(9, lambda n: make(below.get(int(n), [])), token=lambda n: n)
+    assert tree.token.tolist() == [9, 7, 0, 8] and tree.edge_index[1].tolist() == [0, 1, 0]
+    assert from_nested([*make([3, 4])]).token.tolist() == [-1, 3, 4]
 
 
 @given(dags(repeats=True))
@@ -123,9 +225,17 @@ def test_deep_trees_need_no_recursion(there, back) -> None:
     assert int(back(there(tree)).depth.max()) == int(tree.depth.max()) > 4_000
 
 
+BIG = 2**24 + 1  # the first whole number that float32 lacks
+
+
+def big(value: Any) -> Any:
+    return BIG if value == 1 else 0.5
+
+
 LOOP: list = [1]
 LOOP.append([2, LOOP])
 FOREST = DynTreeData(torch.empty(2, 0, dtype=torch.long), num_nodes=2)
+AGAIN = {"share": True, "max_nodes": 99}
 NO_FEATURES = {"features": lambda n: None}
 TWO_WIDTHS = {"features": lambda n: [0.0] * (n if n == 1 else 2)}
 
@@ -138,6 +248,14 @@ FAULTS = [
     (ValueError, lambda: from_nested((1, 2), **NO_FEATURES), "got:      no features at all"),
     (ValueError, lambda: from_nested((1, 2), **TWO_WIDTHS), "1 at node 1"),
     (ValueError, lambda: from_nested(LOOP), "an object contains itself"),
+    (ValueError, lambda: from_nested("a", {"a": "b", "b": "a"}.get, **AGAIN), "contains itself"),
+    (ValueError, lambda: from_nested([0], lambda n: [[1 - n[0]]], **AGAIN), "expected: 99 nodes"),
+    (TypeError, lambda: from_nested(1, label=lambda _: [0.5]), "is not a number"),
+    (ValueError, lambda: from_nested((1, np.float64(2))), "a leaf is not a token"),
+    (ValueError, lambda: from_nested((1, np.bool_(True))), "a leaf is not a token"),
+    (ValueError, lambda: from_nested((1, np.array([2]))), "a leaf is not a token"),
+    (ValueError, lambda: from_nested(1, features=lambda _: [BIG]), "node 0 would be rounded"),
+    (ValueError, lambda: from_nested((1, 0.5), token=no_token, label=big), "node 1 would be"),
     (ValueError, lambda: from_nested(LOOP, share=True), "list at node 0\n  where:    slot 1 of"),
     (TypeError, lambda: from_nested(1, token=lambda _: "plus"), "the token of node 0 is not a"),
     (TypeError, lambda: from_nested(1, token=lambda _: 1.5), "the token of node 0 is not a"),

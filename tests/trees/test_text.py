@@ -83,8 +83,6 @@ UNLABELLED = [
     ("((2 a) (b) (-1 c) (7))", "optional", [-1, 2, -1, -1, -1], [None, "a", "b", "c", "7"]),
     ("(+ (3) (4))", "none", None, ["+", "3", "4"]),
     ("((3) ((4)))", "none", None, [None, "3", None, "4"]),
-    ("(7 (3 (4)))", "all_or_none", [-1, -1, -1], ["7", "3", "4"]),
-    ("(7 ( 3 4 ))", "all_or_none", [7, 3], [None, "4"]),
 ]
 
 
@@ -97,6 +95,15 @@ def test_unlabelled_nodes(text: str, labels: str, y: list[int] | None, tokens: l
     assert data.token.tolist() == [-1 if word is None else vocabulary.row(word) for word in tokens]
     assert (data.y.tolist() if "y" in data else None) == y
     assert_same(data, read(to_bracketed(data, vocabulary)))
+
+
+@pytest.mark.parametrize("text", ["(7 ( 3 4 ))", "(7 (3 4) (1 8))", "(7 (1 2 (3 4)))", "(1 2)"])
+def test_leaves_tell_whether_a_tree_has_labels(text: str) -> None:
+    labelled = parse_bracketed(text, labels="required")
+    assert parse_bracketed(text, labels="all_or_none") == labelled
+    bare = re.sub(r"\( *[0-9] *", "(", text)
+    words = parse_bracketed(bare, labels="none")
+    assert parse_bracketed(bare, labels="all_or_none") == words and words.words == labelled.words
 
 
 BAD_TEXTS = [

@@ -2,9 +2,9 @@
 
 import math
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import partial, reduce
 from numbers import Integral, Real
 from typing import Any
 
@@ -18,6 +18,9 @@ from pyg_dynbatch.core.structure import depth_of, longest_paths, roots_of
 from pyg_dynbatch.trees.data import DynTreeData, children_of, depths_below
 from pyg_dynbatch.trees.words import Vocabulary
 
+UNLABELLED = -1
+NO_PARENT = -1
+
 # Objects ------------------------------------------------------------------------------------------
 
 
@@ -27,14 +30,16 @@ def from_nested(
     *,
     token: Callable[[Any], int | None] | None = None,
     label: Callable[[Any], int | float | None] | None = None,
-    features: Callable[[Any], Sequence[float] | Tensor | None] | None = None,
-    share: bool = False,
+    features: Callable[[Any], Sequence[float] | np.ndarray | Tensor | None] | None = None,
+    share: bool | Callable[[Any], Hashable] = False,
+    dtype: torch.dtype | None = None,
+    max_nodes: int = 1_000_000,
 ) -> DynTreeData:
     """Read a tree from nested objects; node 0 is the root, parents come before their children.
 
     Without ``children`` tuples, lists and the values of dicts are inner nodes, and everything else
-    is a leaf, which without ``token`` must be an int: its row of the vocabulary. The slot of a
-    child that is None stays empty.
+    is a leaf, which without ``token`` must be a whole number: its row of the vocabulary. The slot
+    of a child that is None stays empty.
 
     Args:
         root: The outermost object.
@@ -43,12 +48,16 @@ def from_nested(
         label: Returns an object's label, None for no label; floats make a float ``y``.
         features: Returns an object's input features, None for none. ``has_input`` is true at the
             objects with features; without ``features`` at those with a token.
-        share: Whether an object with children that occurs twice (the same by ``is``) becomes one
-            node with two parents instead of two nodes. Leaves are never shared.
+        share: Which objects are one node with several parents: those for which a function returns
+            equal keys, None for an object that is not shared. True: equal objects of one class, or
+            the same object if it cannot be hashed; ``id``: the same object. False: none.
+        dtype: Of the features, and of labels that are floats. By default that of what is given;
+            Python's numbers have torch's default dtype, as in ``torch.tensor``.
+        max_nodes: Most nodes, at which an endless tree ends.
 
     Raises:
-        ValueError: If ``root`` is None, an object contains itself, a leaf is not a token, or the
-            features differ in width.
+        ValueError: If ``root`` is None, an object contains itself, a leaf is not a token, there are
+            too many nodes, the features differ in width, or a whole number would be rounded.
         TypeError: If a token is not a whole number, or a label is not a number.
 
     Example:
@@ -57,13 +66,16 @@ def from_nested(
         ([-1, 5, -1, 6, 7], [[1, 2, 3, 4], [0, 0, 2, 2]])
         >>> to_nested(tree)
         (5, (6, 7))
+        >>> from_nested(((6, 7), (6, 7)), share=True).edge_index.tolist()
+        [[1, 2, 3, 1], [0, 1, 1, 0]]
     """
     if children is None and token is None:
         token = _leaf_token
-    objects, structure = _walk(root, children or _parts, share)
+    key_of = _EqualityKey() if share is True else share or (lambda value: None)
+    objects, structure = _walk(root, children or _parts, key_of, max_nodes)
     getters: tuple[Any, ...] = (token, label, features)
     columns = [None if get is None else map(get, objects) for get in getters]
-    return DynTreeData(**structure, **_node_fields("from_nested", *columns))
+    return DynTreeData(**structure, **_node_fields("from_nested", *columns, dtype=dtype))
 
 
 def to_nested(data: DynTreeData, make: Callable[[int, tuple[Any, ...]], Any] | None = None) -> Any:
@@ -98,41 +110,85 @@ def to_nested(data: DynTreeData, make: Callable[[int, tuple[Any, ...]], Any] | N
     return made[int(root)]
 
 
+class _EqualityKey:
+    """Return equal keys for equal objects of one class; one that cannot be hashed equals itself.
+
+    Tuples are keyed from the inside, each once: Python hashes all that is in them at every level.
+    """
+
+    def __init__(self) -> None:
+        self._numbers: dict[Hashable, int] = {}  # of tuples, by the keys of their parts
+        self._known: dict[int, tuple[Any, Hashable]] = {}  # tuples and their keys, by identity
+
+    def __call__(self, value: Any) -> Hashable:
+        waiting = [value] if isinstance(value, tuple) else []
+        while waiting:
+            inner = waiting[-1]
+            below = [part for part in inner if isinstance(part, tuple)]
+            if unknown := [part for part in below if id(part) not in self._known]:
+                waiting += unknown
+                continue
+            parts = type(inner), *map(self._key, inner)
+            number = self._numbers.setdefault(parts, len(self._numbers))
+            self._known[id(inner)] = inner, (type(inner), number)
+            waiting.pop()
+        return self._key(value)
+
+    def _key(self, value: Any) -> Hashable:
+        if isinstance(value, tuple):
+            return self._known[id(value)][1]
+        try:
+            hash(value)
+        except TypeError:
+            return None, id(value)
+        return type(value), value
+
+
 def _walk(
-    root: Any, children: Callable[[Any], Iterable[Any] | None], share: bool
+    root: Any,
+    children: Callable[[Any], Iterable[Any] | None],
+    key_of: Callable[[Any], Hashable],
+    max_nodes: int,
 ) -> tuple[list[Any], dict[str, Any]]:
     """Visit nested objects, parents first and children in order; return them and their edges."""
     if root is None:
         raise mismatch(ValueError, "from_nested: the tree is empty", "an object", None)
     objects: list[Any] = []  # by node; keeps them alive, so that no identity is used twice
     edges: list[tuple[int, int, int]] = []  # child, parent, slot
-    known: dict[int, int] = {}  # identity -> node
-    above: set[int] = set()  # identities of the objects that are being visited
+    node_of: dict[Hashable, int] = {}  # by key, or by identity
+    above: set[Hashable] = set()  # keys or identities of the objects that are being visited
     stack: list[tuple[Any, int, int]] = [(root, -1, 0)]  # object, parent, slot; -1 = visited
     while stack:
         value, parent, slot = stack.pop()
         if slot < 0:
-            above.discard(id(value))
+            above.discard(value)
             continue
-        below = list(children(value) or ())
-        if below and id(value) in above:
+        key = key_of(value)
+        name = id(value) if key is None else (key,)
+        if name in above:
             what, where = "from_nested: an object contains itself", f"slot {slot} of node {parent}"
-            got = f"{type(value).__name__} at node {known[id(value)]}"
+            got = f"{type(value).__name__} at node {node_of[name]}"
             raise mismatch(ValueError, what, got=got, where=where)
-        node = known.get(id(value), len(objects)) if share and below else len(objects)
+        node = len(objects) if key is None else node_of.get(name, len(objects))
         if parent >= 0:
             edges.append((node, parent, slot))
         if node < len(objects):
             continue
+        if node >= max_nodes:
+            what, expected = "from_nested: the tree is too large, or endless", f"{max_nodes} nodes"
+            hint = "share=… if children are made anew at every visit, or a larger max_nodes"
+            raise mismatch(ValueError, what, expected, "more", hint=hint)
         objects.append(value)
-        if below:
-            known[id(value)] = node
-            above.add(id(value))
-            parts = [(part, node, i) for i, part in enumerate(below) if part is not None]
-            stack += [(value, node, -1), *reversed(parts)]
+        node_of[name] = node
+        found = children(value)
+        parts = [] if found is None else list(found)
+        if parts:
+            above.add(name)
+            below = [(part, node, i) for i, part in enumerate(parts) if part is not None]
+            stack += [(name, node, -1), *reversed(below)]
     ends = torch.tensor(edges, dtype=torch.long).view(-1, 3).t().contiguous()
     structure = {"edge_index": ends[:2], "child_slot": ends[2], "num_nodes": len(objects)}
-    if not share:
+    if len(edges) == len(objects) - 1:  # a tree
         parents = [-1] * len(objects)
         for child, parent, _ in edges:
             parents[child] = parent
@@ -141,7 +197,11 @@ def _walk(
 
 
 def _node_fields(
-    name: str, tokens: Any, labels: Any = None, features: Any = None
+    name: str,
+    tokens: Any,
+    labels: Any = None,
+    features: Any = None,
+    dtype: torch.dtype | None = None,
 ) -> dict[str, Any]:
     """Return the fields ``token``, ``y``, ``x`` and ``has_input``, given one value per node."""
     fields: dict[str, Any] = {}
@@ -150,25 +210,71 @@ def _node_fields(
         fields["token"] = torch.tensor(rows, dtype=torch.long)
         fields["has_input"] = fields["token"] >= 0
     if labels is not None:
-        values = _numbers(labels, Real, f"{name}: the label")
-        has_floats = any(isinstance(value, float) for value in values)
-        none, dtype = (float("nan"), torch.float) if has_floats else (-1, torch.long)
-        fields["y"] = torch.tensor([none if v is None else v for v in values], dtype=dtype)
+        fields["y"] = _labels(f"{name}: the label", list(labels), dtype)
     if features is not None:
-        given = [None if row is None else torch.as_tensor(row).float() for row in features]
-        widths = {row.numel(): node for node, row in enumerate(given) if row is not None}
-        if len(widths) != 1:
-            got = ", ".join(f"{width} at node {node}" for width, node in widths.items())
-            what = f"{name}: the width of the features is unclear"
-            raise mismatch(ValueError, what, "one width", got or "no features at all")
-        zeros = torch.zeros(*widths)
-        fields["x"] = torch.stack([zeros if row is None else row.view(-1) for row in given])
-        fields["has_input"] = torch.tensor([row is not None for row in given])
+        fields |= _features(name, list(features), dtype)
     return fields
 
 
+def _labels(what: str, labels: list[Any], dtype: torch.dtype | None) -> Tensor:
+    """Return int64 labels, or float ones if a label is a float."""
+    values = _numbers(labels, Real, what)
+    if all(value is None or isinstance(value, Integral) for value in values):
+        return torch.tensor([UNLABELLED if v is None else int(v) for v in values])
+    y = torch.full((len(values),), math.nan, dtype=dtype or _float_dtype(labels))
+    for node, value in enumerate(values):
+        if isinstance(value, Integral):
+            y[node] = _exact(f"{what} of node {node}", torch.tensor(int(value)), y.dtype, dtype)
+        elif value is not None:
+            y[node] = float(value)
+    return y
+
+
+def _features(name: str, rows: list[Any], dtype: torch.dtype | None) -> dict[str, Tensor]:
+    given = {
+        node: torch.as_tensor(row, dtype=dtype).flatten()
+        for node, row in enumerate(rows)
+        if row is not None
+    }
+    widths = {row.numel(): node for node, row in given.items()}
+    if len(widths) != 1:
+        got = ", ".join(f"{width} at node {node}" for width, node in widths.items())
+        what = f"{name}: the width of the features is unclear"
+        raise mismatch(ValueError, what, "one width", got or "no features at all")
+    x = torch.zeros(len(rows), *widths, dtype=dtype or _float_dtype(given.values()))
+    nodes = torch.tensor(list(given))
+    exact = [_exact(f"{name}: a feature of node {n}", v, x.dtype, dtype) for n, v in given.items()]
+    has_input = torch.zeros(len(rows), dtype=torch.bool)
+    has_input[nodes] = True
+    return {"x": x.index_copy(0, nodes, torch.stack(exact)), "has_input": has_input}
+
+
+def _float_dtype(values: Iterable[Any]) -> torch.dtype:
+    """Return the dtype of the floats among values; those of Python have torch's default."""
+    default = torch.get_default_dtype()
+    examples = {getattr(value, "dtype", type(value)): value for value in values}
+    dtypes = [
+        torch.as_tensor(each).dtype if hasattr(each, "dtype") else default
+        for each in examples.values()
+        if each is not None and not isinstance(each, Integral)
+    ]
+    floats = [dtype for dtype in dtypes if dtype.is_floating_point]
+    return reduce(torch.promote_types, floats or [default])
+
+
+def _exact(what: str, value: Tensor, dtype: torch.dtype, chosen: torch.dtype | None) -> Tensor:
+    """Convert a value; one that would be rounded is an error, unless the dtype was chosen."""
+    converted = value.to(dtype)
+    if chosen is None and not torch.equal(converted.to(value.dtype), value):
+        expected, got = f"numbers that {dtype} holds", value.tolist()
+        raise mismatch(
+            ValueError, f"{what} would be rounded", expected, got, hint="dtype=torch.float64"
+        )
+    return converted
+
+
 def _numbers(values: Iterable[Any], kind: type[Any], what: str) -> list[Any]:
-    found = [v.item() if getattr(v, "ndim", None) == 0 else v for v in values]
+    found = [_plain(value) for value in values]
     for node, value in enumerate(found):
         if value is not None and not isinstance(value, kind):
             wanted = "a whole number, or None" if kind is Integral else "a number, or None"
@@ -176,6 +282,11 @@ def _numbers(values: Iterable[Any], kind: type[Any], what: str) -> list[Any]:
             facts = (f"{what} of node {node} is not a number", wanted, repr(value)[:60])
             raise mismatch(TypeError, *facts, hint=hint)
     return found
+
+
+def _plain(value: Any) -> Any:
+    """Turn a number of numpy or torch into one of Python."""
+    return value.item() if getattr(value, "ndim", None) == 0 else value
 
 
 def _parts(value: Any) -> Iterable[Any]:
@@ -187,8 +298,9 @@ def _parts(value: Any) -> Iterable[Any]:
 def _leaf_token(value: Any) -> int | None:
     if isinstance(value, tuple | list | dict) and len(value):
         return None
-    if isinstance(value, int) and not isinstance(value, bool):
-        return value
+    number = _plain(value)
+    if isinstance(number, int) and not isinstance(number, bool):
+        return number
     what, expected = "from_nested: a leaf is not a token", "an int, the row of the vocabulary"
     raise mismatch(ValueError, what, expected, repr(value)[:60], hint="token=vocabulary.row")
 
@@ -200,6 +312,7 @@ def from_networkx(
     label: str | None = None,
     features: str | None = None,
     slot: str | None = None,
+    dtype: torch.dtype | None = None,
 ) -> DynTreeData:
     """Read a ``networkx.DiGraph`` or ``MultiDiGraph``; nodes are numbered in the graph's order.
 
@@ -211,9 +324,11 @@ def from_networkx(
         features: Name of the node attribute with the input features; nodes may lack it. They have
             ``has_input`` where they have it; without ``features`` where they have a token.
         slot: Name of the edge attribute with the child's slot; by default the order of the edges.
+        dtype: Of features and float labels, as in :func:`from_nested`.
 
     Raises:
-        ValueError: If the graph is undirected, empty, or has a cycle, or an edge lacks ``slot``.
+        ValueError: If the graph is undirected, empty, or has a cycle, an edge lacks ``slot``, or
+            a whole number would be rounded.
 
     Example:
         >>> import networkx
@@ -238,7 +353,7 @@ def from_networkx(
         None if name is None else [found for _, found in graph.nodes(data=name)]
         for name in (token, label, features)
     )
-    fields = _node_fields("from_networkx", *columns)
+    fields = _node_fields("from_networkx", *columns, dtype=dtype)
     edge_index = torch.tensor(ends, dtype=torch.long).view(-1, 2).t().contiguous()
     return DynTreeData(edge_index, child_slot, num_nodes=len(graph), **fields)
 
@@ -285,10 +400,6 @@ def _is_unlabelled(label: int | float) -> bool:
 
 
 # Text ---------------------------------------------------------------------------------------------
-
-
-UNLABELLED = -1
-NO_PARENT = -1
 
 
 @dataclass(slots=True)
