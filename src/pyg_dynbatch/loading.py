@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DistributedSampler
 from torch_geometric.data import Batch, Data
+from torch_geometric.data.data import BaseData
 from torch_geometric.loader import DataLoader as PyGDataLoader
 from torch_geometric.loader.dataloader import Collater as PyGCollater
 
@@ -307,14 +308,18 @@ class PlanningCollater(PyGCollater, ABC):
             what = f"{type(self).__name__}: exclude_keys holds what the plan is made from"
             raise mismatch(ValueError, what, f"{self.needed} to be kept", exclude_keys)
 
-    def __call__(self, batch: Sequence[Any] | Data) -> Any:
+    def __call__(self, batch: Sequence[Any] | BaseData) -> Any:
         """Merge a list of examples."""
         name, excluded, merged = type(self).__name__, self.exclude_keys or (), None
-        if isinstance(batch, Data):
+        if isinstance(batch, BaseData):
             what, hint = f"{name}: got one example", "in a loader, batch_size=1 or more, not None"
             raise mismatch(TypeError, what, "a list of examples", batch, hint=hint)
         if not len(batch):
             raise mismatch(ValueError, f"{name}: the batch is empty", "at least one example", 0)
+        if isinstance(batch[0], BaseData) and not isinstance(batch[0], Data):
+            what, kind = f"{name}: the examples are not Data", type(batch[0]).__name__
+            hint = "to_homogeneous(), or PyG's own DataLoader"
+            raise mismatch(TypeError, what, "Data, with one kind of nodes", kind, hint=hint)
         if not self.follow_batch:
             quick = isinstance(batch, RaggedColumns)
             if len(batch) == 1 and not quick:

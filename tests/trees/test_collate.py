@@ -1,17 +1,21 @@
 import pickle
+import warnings
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch_geometric.data import Data, HeteroData
+from torch_geometric.data import Batch, Data, HeteroData, TemporalData
 from torch_geometric.transforms import ToSparseTensor
 
+from pyg_dynbatch.core.errors import describe_value
 from pyg_dynbatch.core.levels import Levels, schedule_structure
 from pyg_dynbatch.data import DynTreeData, from_nested
 from pyg_dynbatch.loader import Collater
-from tests.strategies import batches, diamond
+from pyg_dynbatch.models import TreeClassifier
+from tests.strategies import batches, dags, diamond, trees
 
 TREE = from_nested((4, (5, 6)))
 LEAF = from_nested(3)
@@ -84,9 +88,6 @@ def test_plain_data_and_nested_collections():
     assert pair[2]["other"].schedule.num_nodes == 6
     bare = Collater()([Data(x=torch.ones(1, 1)), Data(x=torch.ones(1, 1))])
     assert "schedule" not in bare
-    mixed = HeteroData()
-    mixed["word"].x = torch.ones(2, 1)
-    assert Collater()([mixed, mixed])["word"].x.shape == (4, 1)
 
 
 def test_batch_survives_moves_and_pickling():
@@ -178,3 +179,65 @@ def test_sparse_adjacency_matrices() -> None:
     match = r"no edge_index to make a schedule from[\s\S]*remove_edge_index=False"
     with pytest.raises(ValueError, match=match):
         Collater()([alone, alone])
+
+
+BAD_TOKENS = [
+    ["a", "b", "c"],
+    np.array([1, 2, 3]),
+    torch.tensor([[1], [2], [3]]),
+    torch.tensor([1.0, 2.0, 3.0]),
+]
+DOORS = {
+    "collater": Collater(),
+    "collater, one example": lambda examples: Collater()(examples[:1]),
+    "model": lambda examples: TreeClassifier(5, 2, hidden_channels=4)(
+        Batch.from_data_list(examples)
+    ),
+}
+
+
+@pytest.mark.parametrize("token", BAD_TOKENS, ids=describe_value)
+@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.parametrize("kind", [Data, DynTreeData])
+def test_tokens_are_whole_numbers_in_one_vector(token: Any, door: str, kind: type) -> None:
+    examples = [kind(edge_index=torch.tensor([[0, 1], [2, 2]]), num_nodes=3, token=token)] * 2
+    with pytest.raises(ValueError, match=r"token has [\s\S]*expected"):
+        DOORS[door](examples)
+
+
+def test_data_of_several_kinds_of_nodes_are_refused() -> None:
+    hetero = HeteroData()
+    hetero["word"].x = torch.zeros(3, 1)
+    hetero["word", "below", "word"].edge_index = torch.tensor([[0, 1], [2, 2]])
+    temporal = TemporalData(src=torch.tensor([0]), dst=torch.tensor([1]), t=torch.tensor([0]))
+    for kind, example in (("HeteroData", hetero), ("TemporalData", temporal)):
+        for several in ([example], [example, example], [(TREE, example)] * 2):
+            with pytest.raises(TypeError, match=f"examples are not Data[\\s\\S]*got: *{kind}"):
+                Collater()(several)
+    with pytest.raises(TypeError, match="got one example"):
+        Collater()(hetero)
+
+
+def warnings_of(examples: list, direction: str) -> list[str]:
+    collate = Collater(direction=direction)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(2):
+            collate(examples)
+    return [str(each.message) for each in caught]
+
+
+@pytest.mark.parametrize("direction", ["bottom_up", "top_down", "both"])
+@given(st.lists(trees() | dags(), min_size=1, max_size=3))
+def test_trees_that_stand_on_their_heads_are_warned_of_once(direction: str, graphs: list) -> None:
+    def batch(is_reversed: bool) -> list[Data]:
+        edges = [graph.edge_index.flip(0) if is_reversed else graph.edge_index for graph in graphs]
+        pairs = zip(edges, graphs, strict=True)
+        return [Data(edge_index=index, num_nodes=graph.num_nodes) for index, graph in pairs]
+
+    users = max(len(above) for graph in graphs for above in graph.parents)
+    below = max(len(each) for graph in graphs for each in graph.children)
+    for is_reversed, is_upside_down in ((False, users > 1 >= below), (True, below > 1 >= users)):
+        said = warnings_of(batch(is_reversed), direction)
+        assert len(said) == is_upside_down
+        assert all("edge_index.flip(0)" in each for each in said)

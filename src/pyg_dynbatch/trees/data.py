@@ -1,5 +1,6 @@
 """Describe a tree, DAG or forest as PyG ``Data``, check it, and merge several to a batch."""
 
+import warnings
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
@@ -16,8 +17,9 @@ from pyg_dynbatch.core.errors import (
     count_or_none,
     describe_value,
     mismatch,
+    mismatch_text,
 )
-from pyg_dynbatch.core.levels import DIRECTIONS, derive_levels
+from pyg_dynbatch.core.levels import DIRECTIONS, Levels, derive_levels
 from pyg_dynbatch.core.structure import (
     array_of,
     depth_of,
@@ -422,6 +424,15 @@ def check_rows(nodes: np.ndarray, starts: Mapping[str, np.ndarray], index: np.nd
         raise mismatch(ValueError, what, expected, got, where=where)
 
 
+def check_tokens(owner: str, token: Any) -> None:
+    """Check that tokens, if there are any, are whole numbers in one vector."""
+    is_vector = isinstance(token, Tensor) and token.dim() == 1
+    if token is not None and (not is_vector or token.is_floating_point()):
+        what, expected = f"{owner}: token has an invalid shape or dtype", "int64 tensor [node]"
+        hint = "Vocabulary.rows numbers words; features belong into x"
+        raise mismatch(ValueError, what, expected, describe_value(token), hint=hint)
+
+
 def _check_merged(batch: Any) -> None:
     """Check the rows and edges of a batch merged by PyG, if it noted those of each example."""
     check_edge_form(batch.edge_index, name="Collater")
@@ -447,12 +458,22 @@ def _check_roots(batch: Any, num_nodes: int) -> None:
         raise
 
 
+def _is_upside_down(schedule: Levels, edge_index: Tensor) -> bool:
+    """Return whether a batch has no trees, but would have if all edges were reversed."""
+    # The schedule knows it of trees, which are not looked at again.
+    if schedule.single_parent != (schedule.direction == "top_down"):
+        return False
+    child, parent = map(np.bincount, array_of(edge_index))
+    return bool(child.max(initial=0) > 1 and parent.max(initial=0) <= 1)
+
+
 class Collater(PlanningCollater):
     """Merge examples as PyG does, check them, and attach the schedule of the whole batch.
 
     The batch holds ``schedule``; for both directions it is the bottom-up one, and
     ``schedule_down`` the top-down one. Nodes read an input where ``has_input`` is true; without it
-    all do. Tuples, lists and dicts of examples are merged as in PyG.
+    all do. Tuples, lists and dicts of examples are merged as in PyG. Examples that would be trees
+    if all edges were reversed are warned of, once.
 
     Args:
         dataset: Not used; PyG's first argument.
@@ -491,15 +512,23 @@ class Collater(PlanningCollater):
         self.arity = count_or_none("Collater: arity", arity)
         self.direction = direction
         checked_choice("Collater: unknown direction", direction, (*DIRECTIONS, "both"))
+        self._has_warned = False
 
     def _attach(self, merged: Batch, quick: bool) -> None:
         store, num_nodes = merged.stores[0], int(merged.num_nodes)
+        check_tokens("Collater", store.get("token"))
         if not quick:  # columns have checked this when they merge
             _check_merged(merged)
         directions = DIRECTIONS if self.direction == "both" else (self.direction,)
         for key, each in zip(("schedule", "schedule_down"), directions, strict=False):
             # As `RaggedColumns` sets fields.
             store._mapping[key] = derive_levels("Collater", store, num_nodes, self.arity, each)
+        if not self._has_warned and _is_upside_down(store["schedule"], store["edge_index"]):
+            self._has_warned = True
+            what = "Collater: the edges of trees seem to point from parent to child"
+            got = "trees only if all edges are reversed"
+            text = mismatch_text(what, "edge_index[0] the children", got, hint="edge_index.flip(0)")
+            warnings.warn(text, stacklevel=3)
         if isinstance(merged, DynTreeData) and "root_index" in store:
             _check_roots(merged, num_nodes)
 

@@ -13,6 +13,7 @@ from pyg_dynbatch.core.structure import roots_of
 from pyg_dynbatch.loading import slices_of
 from pyg_dynbatch.nn import ChildSumTreeLSTM, NaryTreeLSTM, RecursiveLayer, TreeGRU, TreeRNN
 from pyg_dynbatch.nn.recursive import level_row
+from pyg_dynbatch.trees.data import check_tokens
 
 # Up to this fraction of distinct tokens, gathering leaves is cheaper than computing all of them.
 _WORTH_SHARING = 0.85
@@ -181,6 +182,7 @@ def schedule_of_batch(batch: Any, layer: RecursiveLayer) -> Levels:
     It is also derived where a field that it was made from has changed since.
     """
     fields, nodes = batch.stores[0], batch.num_nodes
+    check_tokens("TreeEncoder", fields.get("token"))
     made_of = {name: fields.get(name) for name in ("edge_index", "child_slot", "has_input")}
     for name in ("schedule", "schedule_down"):
         attached = fields.get(name)
