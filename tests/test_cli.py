@@ -411,6 +411,23 @@ def test_best_and_last_checkpoint_of_a_run(fitted: str, capsys) -> None:
         assert re.search(rf"^checkpoint: +{used}$", capsys.readouterr().out, re.MULTILINE)
 
 
+def test_without_a_test_part_there_is_no_test_figure(folder: Path, capsys) -> None:
+    tree_files(folder)
+    files = {"train_file": "train.txt", "val_file": "val.txt", "batch_size": 8}
+    settings = {**CONFIG, "data": {"class_path": "TreeFileData", "init_args": files}}
+    Path("trees.yaml").write_text(yaml.safe_dump(settings), encoding="utf-8")
+    assert run("fit", "--config", "trees.yaml", "--trainer.max_epochs", "1") == 0
+    said = capsys.readouterr().out
+    assert "there is no test part" in said and re.search(r"^val/accuracy: 0\.\d+$", said, re.M)
+    assert "test/" not in said
+    version = Path("runs/small/version_0")
+    assert "test/" not in (version / "metrics.csv").read_text()
+    assert len((version / "predictions.csv").read_text().splitlines()) == 1 + 9
+    best = str(version / "best.ckpt")
+    found = complaint(capsys, "test", "--config", "trees.yaml", "--ckpt_path", best)
+    assert "there is no such part" in found and "test_file" in found
+
+
 def test_trees_are_predicted_from_the_checkpoint_alone(folder: Path, capsys) -> None:
     tree_files(folder)
     settings = {**CONFIG, "data": {"class_path": "TreeFileData", "init_args": {"batch_size": 8}}}

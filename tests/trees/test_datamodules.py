@@ -65,11 +65,21 @@ def test_splits_of_one_run_share_words_and_classes(tmp_path: Path) -> None:
         file.write("(1 (2 unheard) (0 word))\n")
     assert data.dataset("test").vocabulary == data.vocabulary
     assert data.dataset("test")[-1].token.tolist() == [-1, 0, 0]
-    short = TreeFileData(data.files["train"], data.files["val"])
-    assert len(short.dataset("test")) == len(data.dataset("val"))
     everything = TreeFileData(*data.files.values(), vocabulary="all")
     assert everything.dataset("test")[-1].token.min() == -1
     assert 0 not in everything.dataset("test")[-1].token
+
+
+def test_without_a_test_file_there_is_no_test_part(tmp_path: Path) -> None:
+    files = tree_files(tmp_path).files
+    data = TreeFileData(files["train"], files["val"], vectors=VectorOptions("none"))
+    assert data.splits == ("train", "val")
+    (predicted,) = data.predict_dataloader()
+    assert predicted.num_graphs == len(data.dataset("val")) == 9
+    run, module = trainer(tmp_path), task(data)
+    run.fit(module, datamodule=data)
+    with pytest.raises(ValueError, match=r"no such part[\s\S]*'train' or 'val'[\s\S]*test_file"):
+        run.test(module, datamodule=data, verbose=False)
 
 
 def glove(samples: Path, **options) -> VectorOptions:

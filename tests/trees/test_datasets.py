@@ -249,7 +249,6 @@ FINE = "(1 good)"
 BAD_FILES = [
     (f"{FINE}\n(3 (2 a) (2 b)\n{FINE}", r"1 bracket is never closed[\s\S]*a.txt:2:15"),
     (f"{FINE}\n(3 (4 a) (2 b))\n{FINE}", r"a label is out of range[\s\S]*a.txt:2:5"),
-    (f"{FINE}\n\n{FINE}", r"there is an empty tree[\s\S]*a.txt:2:1"),
     ("", "a.txt: the file is empty"),
     (None, "a.txt: there is no such file"),
     ("(1 caf\u00e9)".encode("utf-16"), r"the text is not UTF-8[\s\S]*a.txt:1:1"),
@@ -265,6 +264,20 @@ def test_faults_are_named_by_place(tmp_path: Path, content: Any, words: str) -> 
         path.write_bytes(content if isinstance(content, bytes) else content.encode())
     with pytest.raises((ValueError, FileNotFoundError), match=words):
         TreeFile(path, num_classes=4)
+
+
+def test_blank_lines_are_skipped_and_counted(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.txt", "", "(1 good)", " \t", "(0 bad)\r", "\r", "(2 fun)", "", "")
+    with pytest.warns(UserWarning, match=r"a.txt: 3 of 6 lines are blank"):
+        dataset = TreeFile(path)
+    assert [tree.y.tolist() for tree in dataset] == [[1], [0], [2]]
+    for text in ("(1 good)\n\n(3 (2 a)", "(1 good)\n\n\u00a0\n(1 good)"):
+        path.write_text(text, encoding="utf-8")
+        with pytest.warns(UserWarning), pytest.raises(ValueError, match=r"a.txt:3:"):
+            TreeFile(path)
+    path.write_text("\n \n", encoding="utf-8")
+    with pytest.raises(ValueError, match="the file is empty"):
+        TreeFile(path)
 
 
 def test_files_and_splits_are_named() -> None:

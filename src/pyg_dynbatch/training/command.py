@@ -344,14 +344,20 @@ class Run(LightningCLI):
     def fit(self) -> None:
         """Train, test and predict with the best checkpoint, and print where the results are."""
         self.train()
-        best = getattr(runs.best_checkpoint(self.trainer), "best_model_path", "") or None
+        keeper: Any = runs.best_checkpoint(self.trainer)
+        best = getattr(keeper, "best_model_path", "") or None
         # After a fit it would restore and test the weights that are not averaged.
         callbacks = self.trainer.callbacks  # type: ignore[attr-defined]
         callbacks[:] = [each for each in callbacks if not isinstance(each, WeightAveraging)]
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="Be aware that when using `ckpt_path`")
-            self.trainer.test(self.model, self.datamodule, ckpt_path=best)
-            self._keep_results()
+            if "test" in self.datamodule.splits:
+                self.trainer.test(self.model, self.datamodule, ckpt_path=best)
+                self._keep_results()
+            else:
+                self.results = ["there is no test part, and no test figure"]
+                if (score := getattr(keeper, "best_model_score", None)) is not None:
+                    self.results += [f"{keeper.monitor}: {float(score):#.4g}"]
             given = {**self._given, "ckpt_path": best}
             self.trainer.predict(**given, return_predictions=False)
             self._close()

@@ -37,6 +37,9 @@ class SplitDataModule(pl.LightningDataModule, ABC):
         predict_split: The split that ``predict`` runs over.
     """
 
+    splits: tuple[SplitName, ...] = SPLITS
+    """The splits that there are. Without ``test``, nothing is tested after ``fit``."""
+
     def __init__(
         self,
         batch_size: int = 100,

@@ -258,9 +258,12 @@ def _segments_of(slices: Mapping[str, Tensor], num_nodes: list[int]) -> dict[str
 
 
 def parse_lines(path: Path, parse: Callable[[str, str], Item]) -> list[Item]:
-    """Call ``parse`` with every line of a file, and with file and line number for messages."""
-    lines = enumerate(files.read_lines(path), start=1)
-    return [parse(line, f"{path}:{number}") for number, line in lines]
+    """Call ``parse`` with every line of a file but blank ones, with file and line for messages."""
+    lines = files.read_lines(path)
+    filled = [number for number, line in enumerate(lines) if line.strip(" \t")]
+    if blank := len(lines) - len(filled):
+        warnings.warn(f"{path}: {blank} of {len(lines)} lines are blank, and skipped", stacklevel=2)
+    return [parse(lines[number], f"{path}:{number + 1}") for number in filled]
 
 
 def choose_split(split: str, known: Sequence[str], aliases: Mapping[str, str], what: str) -> str:
@@ -387,7 +390,8 @@ class TreeFile(TreeDataset):
     ``num_classes`` of the training file to other files.
 
     Args:
-        path: The file, or several, read one after another; any may be compressed (``.gz``).
+        path: The file, or several, read one after another; any may be compressed (``.gz``). Blank
+            lines are skipped, and counted in a warning.
         root: Folder for ``processed/``; None caches nothing.
         num_classes: Labels must be below this; None takes the largest label found plus one.
         labels: ``"required"`` at every node, ``"all_or_none"``, ``"optional"``, or ``"none"`` (no

@@ -16,9 +16,9 @@ from torch import Tensor
 from torch_geometric.data import Batch, Data
 from torchmetrics import Metric
 
-from pyg_dynbatch.core.errors import mismatch
+from pyg_dynbatch.core.errors import checked_choice, mismatch
 from pyg_dynbatch.prediction import evaluating
-from pyg_dynbatch.training.data import SPLITS, SplitDataModule, SplitName
+from pyg_dynbatch.training.data import SplitDataModule, SplitName
 from pyg_dynbatch.training.optimizers import OptimizerOptions, RateOptions, VectorOptions
 from pyg_dynbatch.training.runs import FILES, panels
 from pyg_dynbatch.training.task import (
@@ -173,7 +173,7 @@ class TreeDataModule(SplitDataModule):
         for split in self.splits_of(stage):
             self.dataset(split)
         if stage == "fit" and self._all_vectors is not None:
-            counts = {str(split): self.load(split, None).token_counts() for split in SPLITS}
+            counts = {str(split): self.load(split, None).token_counts() for split in self.splits}
             for line in self._all_vectors.coverage(counts):
                 rank_zero_info(f"word vectors, {line}")
 
@@ -354,7 +354,8 @@ class TreeFileData(TreeDataModule):
     Args:
         train_file: Trees to train on; they also define the classes.
         val_file: Trees to choose the best checkpoint by.
-        test_file: Trees to test and predict; left out, those of ``val_file``.
+        test_file: Trees to test and predict; left out, nothing is tested, and those of ``val_file``
+            are predicted.
         root: Folder for the cache; left out, the files are parsed at every start.
         labels: Whether every node has a label (``required``), or some have (``optional``).
         vocabulary: Words of the ``train`` file, or of ``all`` files. With the first, a checkpoint
@@ -379,7 +380,12 @@ class TreeFileData(TreeDataModule):
         **loading: Any,
     ) -> None:
         super().__init__(**loading)
-        self.files = {"train": train_file, "val": val_file, "test": test_file or val_file}
+        self.files = {"train": train_file, "val": val_file}
+        if test_file is not None:
+            self.files["test"] = test_file
+        elif self.predict_split == "test":
+            self.predict_split = "val"
+        self.splits = tuple(self.files)
         defining = self.files.values() if vocabulary == "all" else [train_file]
         self.defining_files = list(dict.fromkeys(defining))
         self.root, self.labels, self.classes = root, labels, classes
@@ -401,6 +407,8 @@ class TreeFileData(TreeDataModule):
 
     def load(self, split: SplitName, vocabulary: Vocabulary | None) -> TreeDataset:
         """Load one file."""
+        hint = "test_file, with trees that nothing is chosen by"
+        checked_choice("TreeFileData: there is no such part", split, self.files, hint=hint)
         words = vocabulary or self._defining.vocabulary
         options: Any = {"vocabulary": words, "encoder": self.encoder}
         return TreeFile(self.files[split], self.root, self.num_classes, self.labels, **options)

@@ -587,7 +587,8 @@ def _label_problem(
         return "there is an empty tree", "(label token)"
     if not _INTEGER.fullmatch(piece):
         problem = "missing" if piece == "(" or _ends(pieces, at) else "not an integer"
-        return f"a label is {problem}", "an integer label after the bracket"
+        expected = "an integer label after the bracket; docs/trees.md numbers labels that are words"
+        return f"a label is {problem}", expected
     lowest = UNLABELLED if labels == "optional" else 0
     # Without a number of classes a label must still fit into a tensor.
     if not lowest <= int(piece) < (_LARGEST if num_classes is None else num_classes):
