@@ -17,8 +17,8 @@ from pyg_dynbatch.molecules.features.rdkit_access import (
     Mol,
     MoleculeError,
     canonical_smiles,
-    parse_mol_block,
     rdkit_module,
+    smiles_of_block,
 )
 from pyg_dynbatch.molecules.files.read import read_molecules
 
@@ -225,7 +225,7 @@ class FeatureFile(MoleculeDescriptors):
         for number, record in enumerate(listed):
             text = record.smiles
             if text is None:  # of an SDF file
-                text = canonical_smiles(parse_mol_block(record.block or ""))
+                text = smiles_of_block(record.block or "")
             first = self.row_of.setdefault(text, number)
             pair = self.rows[first], self.rows[number]
             if first != number and not np.allclose(*pair, 1e-3, size, True):

@@ -35,9 +35,8 @@ from pyg_dynbatch.molecules.features.rdkit_access import (
     chem,
     largest_fragment,
     list_rings,
-    parse_smiles,
+    molecule_of,
     rdkit_version,
-    sanitized_copy,
     standardized,
 )
 
@@ -228,7 +227,7 @@ class MoleculeFeaturizer:
             whole = chem().Mol(plain)  # a copy, for the property
             text = molecule
             if not isinstance(text, str):  # not of `plain`, which `standardize` has changed
-                text = canonical_smiles(sanitized_copy(molecule))
+                text = canonical_smiles(molecule)
             whole.SetProp(AS_GIVEN, text.strip())
             # Of copies, because descriptors may set properties of the molecule that features read.
             row = [_checked_row(part.row(chem().Mol(whole)), part) for part in self._descriptors]
@@ -259,13 +258,7 @@ class MoleculeFeaturizer:
         return self._with_hydrogens(self._parsed(molecule), molecule)
 
     def _parsed(self, molecule: str | Mol) -> Mol:
-        if molecule is None or isinstance(molecule, str | float):
-            mol = parse_smiles(molecule)
-        elif isinstance(molecule, chem().Mol):
-            mol = sanitized_copy(molecule)
-        else:
-            what, got = "MoleculeFeaturizer: the input is not a molecule", type(molecule).__name__
-            raise mismatch(TypeError, what, "a SMILES or an rdkit.Chem.Mol", got)
+        mol = molecule_of(molecule)
         if self.fragments == "largest":
             mol = largest_fragment(mol)
         return standardized(mol, self.standardize) if self.standardize else mol

@@ -84,6 +84,8 @@ INPUT_ATOM = "input_atom"
 
 _LONGEST_SHOWN = 80
 _EXTENSION = re.compile(r"\|.*\|", re.DOTALL)
+_ANNOTATION = re.compile(r"[|:]")  # an extension, an atom map; also a bond, which does no harm
+_PLACE = "_place"  # property of atoms: their index before a molecule is written
 
 
 class MoleculeError(ValueError):
@@ -122,7 +124,12 @@ class MoleculeError(ValueError):
 
 
 def parse_smiles(smiles: object) -> Mol:
-    """Read one SMILES, without the blanks around it.
+    """Read one SMILES, without the blanks around it, into a molecule.
+
+    A molecule is what its canonical text says. Annotations are removed: atom maps, labels, double
+    bonds drawn as either. Hydrogens that a SMILES would count are counts. A group of stereo centers
+    that stands for several isomers (``|&1:…|``, ``|o1:…|``) is kept, and the atoms are those of the
+    isomer in the canonical text, whichever was written.
 
     Args:
         smiles: The text; after a blank only the extension of CXSMILES, ``|…|``, is allowed.
@@ -133,7 +140,8 @@ def parse_smiles(smiles: object) -> Mol:
         became counts, atoms have the property ``input_atom``, their index in the text.
 
     Raises:
-        MoleculeError: If the text is missing, empty or not well-formed, or RDKit rejects it.
+        MoleculeError: If the text is missing, empty or not well-formed, RDKit rejects it, or an
+            atom is a query: it stands for several elements.
 
     Example:
         >>> parse_smiles("CCO ").GetNumAtoms()
@@ -155,85 +163,31 @@ def parse_smiles(smiles: object) -> Mol:
     if rest and not _EXTENSION.fullmatch(rest[0]):
         after = f"the blank at character {len(first) + 1} is followed by"
         reason = f"syntax: {after} {rest[0][:_LONGEST_SHOWN]!r}, not |…|"
-        raise MoleculeError(reason, smiles=text)
-    # RDKit ignores any other character and all that follows it.
-    readable = first.isascii() and "\0" not in text
-    read = partial(_from_smiles, text, readable)
-    return _parsed(read, "[H" in text, lambda: f"syntax: {_syntax_fault(first)}", text)
-
-
-def _from_smiles(text: str, readable: bool, **given: bool) -> Mol:
-    if "removeHs" not in given:
-        return chem().MolFromSmiles(text, **given) if readable else None
-    options = chem().SmilesParserParams()
-    options.removeHs = False
-    return chem().MolFromSmiles(text, options)
-
-
-def _parsed(
-    read: Callable[..., Mol], hydrogens: bool, fault: Callable[[], str], text: str | None
-) -> Mol:
-    """Read a molecule, or find out why RDKit cannot; note the input index of its atoms."""
+        raise MoleculeError(_other_kind(text) or reason, smiles=text)
     with rdkit_module("rdBase").BlockLogs():
-        mol = read()
-        if mol is None:
-            raw = read(sanitize=False)
-            raise MoleculeError(fault(), smiles=text) if raw is None else _rejected(raw, text)
-        if not hydrogens:
-            return mol
-        whole = read(removeHs=False)
-        for atom in atoms_of(whole):
-            atom.SetIntProp(INPUT_ATOM, atom.GetIdx())
-        kept = atoms_of(chem().RemoveHs(whole))
-    if len(kept) < whole.GetNumAtoms():
-        for atom, noted in zip(atoms_of(mol), kept, strict=True):
-            atom.SetIntProp(INPUT_ATOM, noted.GetIntProp(INPUT_ATOM))
-    return mol
+        # RDKit ignores any other character and all that follows it.
+        readable = first.isascii() and "\0" not in text
+        mol = chem().MolFromSmiles(text, _parser(True)) if readable else None
+        raw = chem().MolFromSmiles(text, _parser(False)) if readable and mol is None else None
+    if mol is None:
+        if raw is not None:
+            raise _rejected(raw, text)
+        raise MoleculeError(_other_kind(text) or "it is not a well-formed SMILES", smiles=text)
+    is_plain = mol.GetNumHeavyAtoms() == mol.GetNumAtoms() and not _ANNOTATION.search(text)
+    return mol if is_plain else _read_again(_without_annotations(mol, text), _from_canonical)
 
 
-def _rejected(raw: Mol, text: str | None) -> MoleculeError:
-    """Return the reason why RDKit rejects the chemistry of a molecule."""
-    problems = chem().DetectChemistryProblems(raw)
-    for problem in problems:
-        if hasattr(problem, "GetAtomIdx"):
-            return MoleculeError(problem.Message(), int(problem.GetAtomIdx()), text)
-        if hasattr(problem, "GetAtomIndices"):
-            return MoleculeError(problem.Message(), int(problem.GetAtomIndices()[0]), text)
-    reason = problems[0].Message() if problems else "RDKit does not accept its chemistry"
-    return MoleculeError(reason, smiles=text)
-
-
-_STRANGE = re.compile(r"[^A-Za-z0-9\[\]()=#$:\-+/\\.@%*~<>{}|,&!?;]")
-# An atom in brackets as a whole, since digits in it are not ring bonds; a ring bond; a bracket.
-_TOKEN = re.compile(r"\[[^]]*\]|%\(\d+\)|%\d\d|\d|[()[\]]")
-
-
-def _syntax_fault(text: str) -> str:
-    """Guess in one clause why a text is not a well-formed SMILES."""
-    if strange := _STRANGE.search(text):
-        return f"{strange.group()!r} at character {strange.start() + 1} has no meaning"
-    brackets: list[tuple[str, int]] = []
-    rings: dict[str, int] = {}
-    for token in _TOKEN.finditer(text):
-        label, position = token.group(), token.start() + 1
-        if label in ("(", "["):
-            brackets.append((label, position))
-        elif label in (")", "]"):
-            if not brackets or brackets.pop()[0] + label not in ("()", "[]"):
-                return f"the {label!r} at character {position} closes nothing"
-        elif label[0] != "[":
-            ring = label.strip("%()")
-            if rings.pop(ring, None) is None:
-                rings[ring] = position
-    for bracket, position in reversed(brackets):
-        return f"the {bracket!r} at character {position} is not closed"
-    for ring, position in rings.items():
-        return f"ring bond {ring} at character {position} is not closed"
-    return "this is not a well-formed SMILES"
+@cache
+def _parser(sanitize: bool) -> Any:
+    """Return options that keep hydrogens as atoms, so that errors count atoms as the text does."""
+    options = chem().SmilesParserParams()
+    options.sanitize = sanitize
+    options.removeHs = False
+    return options
 
 
 def parse_mol_block(block: str) -> Mol:
-    """Read one mol block of an SDF file; hydrogens become counts, as in :func:`parse_smiles`.
+    """Read one mol block of an SDF file into a molecule, as :func:`parse_smiles` reads a text.
 
     Args:
         block: The text up to ``M  END``, V2000 or V3000.
@@ -246,26 +200,168 @@ def parse_mol_block(block: str) -> Mol:
         >>> parse_mol_block(Chem.MolToMolBlock(Chem.MolFromSmiles("CCO"))).GetNumAtoms()
         3
     """
+    return _read_again(_from_block(block), _from_canonical)
+
+
+def smiles_of_block(block: str) -> str:
+    """Return the canonical SMILES of a mol block, which says all that belongs to its molecule."""
+    return _written(_from_block(block))[1]
+
+
+def _from_block(block: str) -> Mol:
+    if block.lstrip().startswith("$RXN"):
+        raise MoleculeError("a reaction, not a molecule")
+    read = partial(chem().MolFromMolBlock, block, removeHs=False)
     malformed = "the mol block is not well-formed"
-    read = partial(chem().MolFromMolBlock, block)
     try:
-        return _parsed(read, " H " in block, lambda: malformed, None)
-    except RuntimeError as error:
-        lines = str(error).strip().splitlines() or [type(error).__name__]
-        raise MoleculeError(f"{malformed}: {lines[-1]}") from error
-
-
-def sanitized_copy(mol: Mol) -> Mol:
-    """Copy a molecule; make sure that the copy is sanitized, with all its rings and stereo."""
-    copied = chem().Mol(mol)
-    if copied.NeedsUpdatePropertyCache():
         with rdkit_module("rdBase").BlockLogs():
-            failed = chem().SanitizeMol(copied, catchErrors=True)
-            if failed:
-                raise _rejected(chem().Mol(mol), None)
-            chem().AssignStereochemistry(copied, cleanIt=True)
-    chem().GetSymmSSSR(copied)
-    return copied
+            mol = read()
+            raw = read(sanitize=False) if mol is None else None
+    except RuntimeError as error:
+        raise MoleculeError(f"{malformed}: {_last_line(error)}") from error
+    if mol is None:
+        raise MoleculeError(malformed) if raw is None else _rejected(raw, None)
+    return _without_annotations(mol, None)
+
+
+def molecule_of(given: object) -> Mol:
+    """Make the molecule that a text or an ``rdkit.Chem.Mol``, which is not changed, describes.
+
+    A molecule is what its canonical text says: see :func:`parse_smiles`.
+
+    Args:
+        given: SMILES, CXSMILES, or any ``rdkit.Chem.Mol``, sanitized or not.
+
+    Raises:
+        MoleculeError: If the text is bad, or RDKit rejects the chemistry.
+        TypeError: If it is neither.
+    """
+    if given is None or isinstance(given, str | float):
+        return parse_smiles(given)
+    if not isinstance(given, chem().Mol):
+        expected, got = "a SMILES or an rdkit.Chem.Mol", type(given).__name__
+        raise mismatch(TypeError, "the input is not a molecule", expected, got)
+    mol = _without_annotations(_perceived(chem().Mol(given), None), None)
+    return _read_again(mol, _from_canonical)
+
+
+def _without_annotations(mol: Mol, text: str | None) -> Mol:
+    """Remove hydrogens and atom maps, which affect the canonical text; refuse query atoms."""
+    atoms = atoms_of(mol)
+    for atom in filter(_is_query, atoms):
+        raise MoleculeError("query atom", atom.GetIdx(), text)
+    is_mapped = any(map(chem().Atom.GetAtomMapNum, atoms))
+    for atom in atoms if is_mapped else ():
+        atom.SetAtomMapNum(0)
+    plain = _with_counted_hydrogens(mol)
+    return _perceived(plain, text) if is_mapped or plain is not mol else plain
+
+
+def _is_query(atom: Any) -> bool:
+    """Return whether an atom stands for several elements; a dummy, ``*``, stands for none."""
+    has_query = atom.HasQuery()
+    if not has_query and atom.GetAtomicNum():
+        return False
+    names = {atom.GetProp(name) for name in ("dummyLabel", "atomLabel") if atom.HasProp(name)}
+    if has_query:
+        return names != {"R"} or atom.DescribeQuery().strip() != "AtomNull"
+    return not names <= {"*", "R"}
+
+
+def _with_counted_hydrogens(mol: Mol) -> Mol:
+    """Return the molecule with hydrogens that a SMILES counts as counts; note the input atoms."""
+    if mol.GetNumHeavyAtoms() == mol.GetNumAtoms():
+        return mol
+    numbered = chem().Mol(mol)
+    for atom in atoms_of(numbered):
+        atom.SetIntProp(INPUT_ATOM, _input_atom(atom))
+    with rdkit_module("rdBase").BlockLogs():
+        fewer = chem().RemoveHs(numbered, sanitize=False)
+    return fewer if fewer.GetNumAtoms() < mol.GetNumAtoms() else mol
+
+
+def _input_atom(atom: Any) -> int:
+    return int(atom.GetIntProp(INPUT_ATOM) if atom.HasProp(INPUT_ATOM) else atom.GetIdx())
+
+
+def _perceived(mol: Mol, text: str | None) -> Mol:
+    """Sanitize a molecule that was changed and find its stereo anew, as RDKit's parsers do."""
+    with rdkit_module("rdBase").BlockLogs():
+        if chem().SanitizeMol(mol, catchErrors=True):
+            raise _rejected(mol, text)
+        found: Any = {"cleanIt": True, "force": True, "flagPossibleStereoCenters": True}
+        chem().AssignStereochemistry(mol, **found)
+    return mol
+
+
+def _read_again(mol: Mol, read: Callable[[str], Mol]) -> Mol:
+    """Read a molecule from its canonical text; its atoms keep their order."""
+    written = chem().Mol(mol)
+    for atom in atoms_of(written):
+        atom.SetIntProp(_PLACE, atom.GetIdx())
+    written, text = _written(written)
+    again = read(text)
+    order = written.GetPropsAsDict(True, True)["_smilesAtomOutputOrder"]
+    places = [written.GetAtomWithIdx(index).GetIntProp(_PLACE) for index in order]
+    place_of = [places[_input_atom(atom)] for atom in atoms_of(again)]
+    order = sorted(range(len(place_of)), key=place_of.__getitem__)
+    again = _perceived(chem().RenumberAtoms(again, order), text)
+    kept = [_input_atom(mol.GetAtomWithIdx(place)) for place in sorted(place_of)]
+    for atom, index in zip(atoms_of(again), kept, strict=True):
+        atom.ClearProp(INPUT_ATOM)
+        if kept != list(range(len(kept))):
+            atom.SetIntProp(INPUT_ATOM, index)
+    for conformer in mol.GetConformers() if len(kept) == mol.GetNumAtoms() else ():
+        again.AddConformer(conformer)
+    return again
+
+
+def _from_canonical(text: str) -> Mol:
+    with rdkit_module("rdBase").BlockLogs():
+        return chem().MolFromSmiles(text, _parser(True))
+
+
+def _written(mol: Mol) -> tuple[Mol, str]:
+    """Return the canonical text of a molecule, and the molecule that it was written from."""
+    if not mol.GetStereoGroups():
+        return mol, str(chem().MolToSmiles(mol))
+    mol = chem().CanonicalizeStereoGroups(mol)
+    fields = chem().CXSmilesFields.CX_ENHANCEDSTEREO
+    return mol, str(chem().MolToCXSmiles(mol, chem().SmilesWriteParams(), fields))
+
+
+def _last_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[-1]
+
+
+def _rejected(raw: Mol, text: str | None) -> MoleculeError:
+    """Return the reason why RDKit rejects the chemistry of a molecule."""
+    with rdkit_module("rdBase").BlockLogs():
+        problems = chem().DetectChemistryProblems(raw)
+    for problem in problems:
+        if hasattr(problem, "GetAtomIdx"):
+            return MoleculeError(problem.Message(), int(problem.GetAtomIdx()), text)
+        if hasattr(problem, "GetAtomIndices"):
+            return MoleculeError(problem.Message(), int(problem.GetAtomIndices()[0]), text)
+    reason = problems[0].Message() if problems else "RDKit does not accept its chemistry"
+    return MoleculeError(reason, smiles=text)
+
+
+_REACTION = re.compile(r"(?<!-)>")  # not the arrow of a dative bond
+_QUERY = re.compile(r"\[[^]]*[,;!&][^]]*\]")
+_SEPARATOR = re.compile(r"[;,|\s]+")
+
+
+def _other_kind(text: str) -> str:
+    """Return what a text that is no SMILES is instead; empty if that is not known."""
+    if arrow := _REACTION.search(text.split("|")[0]):
+        return f"a reaction, not a molecule: '>' at character {arrow.start() + 1}"
+    parts = _SEPARATOR.split(text)
+    with rdkit_module("rdBase").BlockLogs():
+        read = partial(chem().MolFromSmiles, sanitize=False)
+        if len(parts) > 1 and all(part and read(part) is not None for part in parts):
+            return f"several molecules in one row: {parts[0]!r}, {parts[1]!r}"
+    return "query atom" if _QUERY.search(text) else ""
 
 
 def largest_fragment(mol: Mol) -> Mol:
@@ -286,19 +382,20 @@ def largest_fragment(mol: Mol) -> Mol:
     for atom, number in zip(atoms_of(chosen), atoms[best], strict=True):
         if not atom.HasProp(INPUT_ATOM):
             atom.SetIntProp(INPUT_ATOM, number)
-    chem().GetSymmSSSR(chosen)  # RDKit gives fragments no ring information
-    return chosen
+    return _perceived(chosen, None)
 
 
 def standardized(mol: Mol, steps: Collection[str]) -> Mol:
     """Neutralize a molecule, then choose its canonical tautomer; atoms keep their order.
+
+    The result is the molecule that its canonical text describes when it is read.
 
     Args:
         mol: A sanitized ``rdkit.Chem.Mol``, which is not changed.
         steps: ``"neutral"``, ``"tautomer"`` or both.
 
     Raises:
-        MoleculeError: If RDKit cannot do it.
+        MoleculeError: If RDKit cannot do it, or rejects the result.
 
     Example:
         >>> mol = standardized(parse_smiles("Oc1cccc[nH+]1"), ["neutral", "tautomer"])
@@ -308,15 +405,20 @@ def standardized(mol: Mol, steps: Collection[str]) -> Mol:
     rules = rdkit_module("Chem.MolStandardize.rdMolStandardize")
     with rdkit_module("rdBase").BlockLogs():
         try:
-            if "neutral" in steps:
+            is_charged = any(atom.GetFormalCharge() for atom in atoms_of(mol))
+            if is_charged and "neutral" in steps:
                 mol = rules.Uncharger().uncharge(mol)
             if "tautomer" in steps:
                 mol = rules.TautomerEnumerator().Canonicalize(mol)
         except (ValueError, RuntimeError) as error:
-            lines = str(error).strip().splitlines() or [type(error).__name__]
-            raise MoleculeError(f"it cannot be standardized: {lines[0]}") from error
-    chem().GetSymmSSSR(mol)  # the rings of a new molecule are not the symmetrized set
-    return mol
+            raise MoleculeError(f"it cannot be standardized: {_last_line(error)}") from error
+    if not is_charged and "tautomer" not in steps:
+        return mol
+    try:
+        return _read_again(mol, parse_smiles)
+    except MoleculeError as error:
+        reason = f"its standardized form {error.smiles!r} is rejected: {error.reason}"
+        raise MoleculeError(reason) from error
 
 
 def murcko_scaffold(molecule: str | Mol, *, chirality: bool = False) -> str:
@@ -336,7 +438,7 @@ def murcko_scaffold(molecule: str | Mol, *, chirality: bool = False) -> str:
         >>> murcko_scaffold("CCc1ccccc1"), murcko_scaffold("CCO")
         ('c1ccccc1', '')
     """
-    mol = parse_smiles(molecule) if isinstance(molecule, str) else chem().Mol(molecule)
+    mol = _from_canonical(canonical_smiles(molecule))
     scaffolds = rdkit_module("Chem.Scaffolds.MurckoScaffold")
     with rdkit_module("rdBase").BlockLogs():
         return str(scaffolds.MurckoScaffoldSmiles(mol=mol, includeChirality=chirality))
@@ -345,15 +447,18 @@ def murcko_scaffold(molecule: str | Mol, *, chirality: bool = False) -> str:
 def canonical_smiles(molecule: str | Mol) -> str:
     """Return RDKit's canonical isomeric SMILES, equal for equal molecules in one RDKit version.
 
+    With the extension of CXSMILES if a group of stereo centers stands for several isomers.
+
     Args:
         molecule: SMILES or ``rdkit.Chem.Mol``.
 
     Raises:
-        MoleculeError: If the SMILES is bad.
+        MoleculeError: If the molecule is bad.
 
     Example:
-        >>> canonical_smiles("OCC") == canonical_smiles("C(O)C")
+        >>> canonical_smiles("OCC") == canonical_smiles("[CH2:1]([OH:3])[CH3:2]")
+        True
+        >>> canonical_smiles("C[C@H](F)O |&1:1|") == canonical_smiles("C[C@@H](F)O |&1:1|")
         True
     """
-    mol = parse_smiles(molecule) if isinstance(molecule, str) else molecule
-    return str(chem().MolToSmiles(mol))
+    return _written(molecule_of(molecule))[1]

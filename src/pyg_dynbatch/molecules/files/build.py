@@ -24,11 +24,7 @@ from pyg_dynbatch.console import Progress
 from pyg_dynbatch.core.errors import checked_choice, mismatch
 from pyg_dynbatch.files import locked_folder
 from pyg_dynbatch.molecules.data import MoleculeArrays, MoleculeData
-from pyg_dynbatch.molecules.features.rdkit_access import (
-    MoleculeError,
-    canonical_smiles,
-    parse_mol_block,
-)
+from pyg_dynbatch.molecules.features.rdkit_access import MoleculeError, smiles_of_block
 from pyg_dynbatch.molecules.files import store
 from pyg_dynbatch.molecules.files.read import (
     BadMolecule,
@@ -118,7 +114,7 @@ def featurize_record(
     Args:
         featurizer: Converts the molecule.
         record: The record. Without a SMILES, its mol block is used; the text is then the canonical
-            SMILES, whose atoms may be in a different order than the rows.
+            SMILES.
         num_tasks: Number of targets to keep; None for all.
 
     Raises:
@@ -137,12 +133,11 @@ def featurize_record(
 def _arrays_of(
     featurizer: Featurizer, record: RawMolecule, num_tasks: int | None
 ) -> MoleculeArrays:
-    if record.smiles is None and record.block is not None:
-        mol = parse_mol_block(record.block)
-        found, text = featurizer.arrays(mol), canonical_smiles(mol)
-    else:
-        found, text = featurizer.arrays(record.smiles), _text_of(record)
-    return found._replace(smiles=text, row=record.row, y=record.targets[:num_tasks])
+    text = record.smiles
+    if text is None and record.block is not None:
+        text = smiles_of_block(record.block)
+    found = featurizer.arrays(text)
+    return found._replace(smiles=(text or "").strip(), row=record.row, y=record.targets[:num_tasks])
 
 
 def _text_of(record: RawMolecule) -> str:
