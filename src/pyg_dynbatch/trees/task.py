@@ -380,7 +380,7 @@ class TreeFileData(TreeDataModule):
         **loading: Any,
     ) -> None:
         super().__init__(**loading)
-        self.files = {"train": train_file, "val": val_file}
+        self.files: dict[SplitName, str] = {"train": train_file, "val": val_file}
         if test_file is not None:
             self.files["test"] = test_file
         elif self.predict_split == "test":

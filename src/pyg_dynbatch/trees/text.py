@@ -197,11 +197,7 @@ def _walk(
 
 
 def _node_fields(
-    name: str,
-    tokens: Any,
-    labels: Any = None,
-    features: Any = None,
-    dtype: torch.dtype | None = None,
+    name: str, tokens: Any, labels: Any = None, features: Any = None, *, dtype: torch.dtype | None
 ) -> dict[str, Any]:
     """Return the fields ``token``, ``y``, ``x`` and ``has_input``, given one value per node."""
     fields: dict[str, Any] = {}
