@@ -88,17 +88,17 @@ class AveragedProperties(ExactBuffers):
     def forward(self, batch: Any) -> Float[Tensor, "molecule output"]:
         """Return the average as scaled values, logits, or log-probabilities."""
         outputs = torch.stack([member(batch) for member in self.members])
-        share = math.log(len(self.members))
         if self.kind == "multiclass":
             logs = outputs.unflatten(2, (self.num_tasks, -1)).log_softmax(-1)
-            return (logs.logsumexp(0) - share).flatten(1)
+            return (logs.logsumexp(0) - math.log(len(self.members))).flatten(1)
+        if self.kind == "binary":
+            # log(p / (1 - p)) of the mean probability, exact also where p is nearly 0 or 1.
+            exact = outputs.double()
+            ones, zeros = F.logsigmoid(exact).logsumexp(0), F.logsigmoid(-exact).logsumexp(0)
+            return (ones - zeros).float()
         pairs: Any = zip(self.scales, outputs, strict=True)
         values = torch.stack([scale.restored(output) for scale, output in pairs])
-        if self.kind == "regression":
-            return self.scale.scaled(values.mean(0)).float()
-        # log(p / (1 - p)) of the mean probability, exact also where p is nearly 0 or 1.
-        ones, zeros = F.logsigmoid(values).logsumexp(0), F.logsigmoid(-values).logsumexp(0)
-        return self.scale.scaled(ones - zeros).float()
+        return self.scale.scaled(values.mean(0)).float()
 
 
 class MoleculePropertyModel(Model):
