@@ -35,6 +35,7 @@ def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Replace the rows by one, whose script writes the results and counts its runs."""
     path, counter = tmp_path / "script.py", tmp_path / "runs.txt"
     text = f"import sys; open(sys.argv[1], 'w').write({json.dumps(RESULTS)!r})\n"
+    text += "sum(range(3_000_000))\n"  # processor time is counted in hundredths of a second
     path.write_text(f"{text}open({str(counter)!r}, 'a').write('x')\n", encoding="utf-8")
     row = dataclasses.replace(ROW, command=f"python {path} RESULT")
     monkeypatch.setattr(reference, "ROWS", {"one": row})
