@@ -85,7 +85,9 @@ def test_setup_reports_the_data(tmp_path: Path, lines: list[str], root: str | No
     data.setup("fit")
     said = "\n".join(lines)
     assert f"split random {data.parts.digest}" in said
-    bad = re.search(r"bad rows: 3, the first .*regression.csv:4: syntax.*; list of all: (.*)", said)
+    bad = re.search(
+        r"bad rows: 3, the first .*regression.csv:4: it is not.*; list of all: (.*)", said
+    )
     assert bad is not None
     if root is None:
         assert bad[1] == "only written if root is given"

@@ -109,11 +109,14 @@ def test_the_molecule_of_the_caller_is_never_changed(name: str, options: dict[st
     for sets in ("kearnes", "deepchem"):
         mol = Chem.MolFromSmiles(ODD[name])
         before = fingerprint(mol)
-        data = MoleculeFeaturizer(sets, sets, **options)(mol)
+        featurizer = MoleculeFeaturizer(sets, sets, **options)
+        data = featurizer(mol)
         assert fingerprint(mol) == before
         assert not mol.GetAtomWithIdx(0).HasProp("_GasteigerCharge")
         assert not mol.GetAtomWithIdx(0).HasProp("input_atom")
-        assert torch.equal(data.x, MoleculeFeaturizer(sets, sets, **options)(ODD[name]).x)
+        # DeepChem's implicit valence depends on brackets, which another text of it may have.
+        kept = ["implicit_valence" not in column for column in featurizer.atom_names]
+        assert torch.equal(data.x[:, kept], featurizer(ODD[name]).x[:, kept])
         assert "smiles" not in data
 
 

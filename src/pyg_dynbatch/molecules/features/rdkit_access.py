@@ -85,7 +85,7 @@ INPUT_ATOM = "input_atom"
 _LONGEST_SHOWN = 80
 _EXTENSION = re.compile(r"\|.*\|", re.DOTALL)
 _ANNOTATION = re.compile(r"[|:]")  # an extension, an atom map; also a bond, which does no harm
-_PLACE = "_place"  # property of atoms: their index before a molecule is written
+_PLACE = "place"  # property of atoms: their index before RDKit renumbers them
 
 
 class MoleculeError(ValueError):
@@ -205,7 +205,7 @@ def parse_mol_block(block: str) -> Mol:
 
 def smiles_of_block(block: str) -> str:
     """Return the canonical SMILES of a mol block, which says all that belongs to its molecule."""
-    return _written(_from_block(block))[1]
+    return _written(_from_block(block))
 
 
 def _from_block(block: str) -> Mol:
@@ -296,16 +296,21 @@ def _perceived(mol: Mol, text: str | None) -> Mol:
 
 def _read_again(mol: Mol, read: Callable[[str], Mol]) -> Mol:
     """Read a molecule from its canonical text; its atoms keep their order."""
-    written = chem().Mol(mol)
-    for atom in atoms_of(written):
-        atom.SetIntProp(_PLACE, atom.GetIdx())
-    written, text = _written(written)
-    again = read(text)
-    order = written.GetPropsAsDict(True, True)["_smilesAtomOutputOrder"]
-    places = [written.GetAtomWithIdx(index).GetIntProp(_PLACE) for index in order]
-    place_of = [places[_input_atom(atom)] for atom in atoms_of(again)]
+    if mol.GetStereoGroups():
+        # The text holds one of the isomers that a group stands for, whichever was written.
+        placed = chem().Mol(mol)
+        for atom in atoms_of(placed):
+            atom.SetIntProp(_PLACE, atom.GetIdx())
+        again = read(_extended(placed, chem().CXSmilesFields.CX_ATOM_PROPS))
+        place_of = [int(atom.GetProp(_PLACE)) for atom in atoms_of(again)]
+    else:
+        again = read(str(chem().MolToSmiles(mol)))
+        written = list(mol.GetPropsAsDict(True, True).get("_smilesAtomOutputOrder", ()))
+        place_of = [written[_input_atom(atom)] for atom in atoms_of(again)]
+    if not place_of:
+        return again
     order = sorted(range(len(place_of)), key=place_of.__getitem__)
-    again = _perceived(chem().RenumberAtoms(again, order), text)
+    again = _perceived(chem().RenumberAtoms(again, order), None)
     kept = [_input_atom(mol.GetAtomWithIdx(place)) for place in sorted(place_of)]
     for atom, index in zip(atoms_of(again), kept, strict=True):
         atom.ClearProp(INPUT_ATOM)
@@ -321,13 +326,21 @@ def _from_canonical(text: str) -> Mol:
         return chem().MolFromSmiles(text, _parser(True))
 
 
-def _written(mol: Mol) -> tuple[Mol, str]:
-    """Return the canonical text of a molecule, and the molecule that it was written from."""
+def _written(mol: Mol) -> str:
+    """Return the canonical text of a molecule."""
     if not mol.GetStereoGroups():
-        return mol, str(chem().MolToSmiles(mol))
-    mol = chem().CanonicalizeStereoGroups(mol)
-    fields = chem().CXSmilesFields.CX_ENHANCEDSTEREO
-    return mol, str(chem().MolToCXSmiles(mol, chem().SmilesWriteParams(), fields))
+        return str(chem().MolToSmiles(mol))
+    return _extended(mol, 0)
+
+
+def _extended(mol: Mol, fields: int) -> str:
+    """Return the canonical text with groups of stereo centers and other fields of CXSMILES."""
+    fields |= chem().CXSmilesFields.CX_ENHANCEDSTEREO
+    try:
+        isomer = chem().CanonicalizeStereoGroups(mol)
+        return str(chem().MolToCXSmiles(isomer, chem().SmilesWriteParams(), fields))
+    except RuntimeError as error:
+        raise MoleculeError(f"its groups of stereo centers: {_last_line(error)}") from error
 
 
 def _last_line(error: Exception) -> str:
@@ -461,4 +474,4 @@ def canonical_smiles(molecule: str | Mol) -> str:
         >>> canonical_smiles("C[C@H](F)O |&1:1|") == canonical_smiles("C[C@@H](F)O |&1:1|")
         True
     """
-    return _written(molecule_of(molecule))[1]
+    return _written(molecule_of(molecule))

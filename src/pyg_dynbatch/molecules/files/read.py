@@ -25,6 +25,7 @@ _DELIMITERS = {"csv": ",", "tsv": "\t"}
 MISSING = ("", "nan", "na")
 _LARGEST = (2 - 2**-23) * 2.0**127  # of float32, in which networks compute
 
+_CENSORED = re.compile(r"[<>≤≥~≈]")  # a measurement known only to be below or above a bound
 # Without the second bracket, a line such as ">5 <100" is a value, not the header of a field.
 _FIELD = re.compile(r">[^<]*<(.*)>")
 
@@ -160,7 +161,8 @@ def _label(raw: RawMolecule, name: str, missing: Collection[str]) -> float | Non
         return None
     value = _number(text)
     if value is None:
-        what = f"read_molecules: the label {name!r} is not a finite number"
+        kind = "a censored value" if _CENSORED.match(text) else "not a finite number"
+        what = f"read_molecules: the label {name!r} is {kind}"
         expected = f"a number up to {_LARGEST:.2g}, or an empty cell, nan or NA if missing"
         hint = f"missing=[{text!r}] (featurize: --missing), if that is a missing label"
         raise mismatch(ValueError, what, expected, repr(text), where=raw.where, hint=hint)
@@ -472,7 +474,9 @@ def find_targets(
         return FoundTargets(kind or ("binary" if all_labels else "regression"), tuple(targets))
     for name, column in columns.items():
         if column.count > column.num_bad > 0:
-            what, odd = f"some cells of {name!r} are not numbers", column.bad[:_SHOWN]
+            odd = column.bad[:_SHOWN]
+            kind = "censored values" if _CENSORED.match(odd) else "not numbers"
+            what = f"some cells of {name!r} are {kind}"
             got = f"{column.num_bad} others, such as {odd!r}"
             hint = f"""--data.init_args.missing '["{odd}"]', or --data.init_args.targets '[NAME]'"""
             raise mismatch(ValueError, what, "numbers, or targets", got, where=path, hint=hint)
