@@ -10,7 +10,7 @@ from pyg_dynbatch.molecules.features.descriptors import (
 )
 from pyg_dynbatch.molecules.features.base import AtomFeatures, PairFeatures
 from pyg_dynbatch.molecules.features.featurizer import MoleculeFeaturizer
-from pyg_dynbatch.molecules.files.read import RawMolecule, read_molecules
+from pyg_dynbatch.molecules.files.read import RawMolecule, TableOptions, read_molecules
 from pyg_dynbatch.molecules.features.kearnes import DoubleBondStereo, KearnesAtoms, KearnesPairs
 from pyg_dynbatch.molecules.features.pair_table import PairTable
 from pyg_dynbatch.molecules.features.rdkit_access import MoleculeError, parse_smiles
@@ -24,8 +24,8 @@ __all__ = [
     "AtomFeatures", "BracketedTree", "DeepChemAtoms", "DeepChemPairs", "DoubleBondStereo",
     "DynTreeData", "FeatureFile", "KearnesAtoms", "KearnesPairs", "MoleculeData",
     "MoleculeDescriptors", "MoleculeError", "MoleculeFeaturizer", "MorganCounts", "PairFeatures",
-    "PairTable", "RDKitDescriptors", "RawMolecule", "SentenceEncoder", "Vocabulary",
-    "allow_batches", "forest_to_data", "from_nested", "from_networkx", "parse_bracketed",
-    "parse_smiles", "read_molecules", "read_word_vectors", "sentence_vectors", "to_bracketed",
-    "to_nested", "to_networkx",
+    "PairTable", "RDKitDescriptors", "RawMolecule", "SentenceEncoder", "TableOptions",
+    "Vocabulary", "allow_batches", "forest_to_data", "from_nested", "from_networkx",
+    "parse_bracketed", "parse_smiles", "read_molecules", "read_word_vectors", "sentence_vectors",
+    "to_bracketed", "to_nested", "to_networkx",
 ]

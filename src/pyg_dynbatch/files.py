@@ -1,6 +1,5 @@
 """Read text, write files atomically, lock folders, download with checksums."""
 
-import codecs
 import gzip
 import hashlib
 import io
@@ -12,7 +11,7 @@ import uuid
 import warnings
 import zlib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from http.client import HTTPException
 from pathlib import Path
 from typing import Any, cast
@@ -183,60 +182,81 @@ def existing(path: str | Path, what: str) -> Path:
 
 
 class Lines:
-    """Lines of an open file as text, with the number of lines read so far."""
+    r"""Lines of an open file as text, with the number of lines read so far.
+
+    Every line end, ``\n``, ``\r\n`` or ``\r``, becomes ``\n``, as in Python's own text files.
+    """
 
     def __init__(self, stream: io.BufferedIOBase, path: str) -> None:
         self.path = "standard input" if path == "-" else path
         self.name = Path(self.path).name
         self.number = 0
         self._stream = stream
+        # A strict codec would name a position in a block of the file instead of one in a line.
+        self._text = io.TextIOWrapper(cast(Any, stream), "utf-8-sig", "surrogateescape")
 
     def raw(self) -> Iterator[bytes]:
-        """Read the lines as bytes."""
-        while True:
-            try:
-                line = self._stream.readline()
-            except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-                what = f"{self.name}: the compressed file is corrupt or truncated"
-                wanted, got = "a complete gzip file", f"{type(error).__name__}: {error}"
-                where = f"{self.path}, after line {self.number}"
-                raise mismatch(ValueError, what, wanted, got, where=where) from error
-            if not line:
-                return
-            self.number += 1
-            yield line
+        r"""Read the lines as bytes, which end only with ``\n``."""
+        with self._naming_a_corrupt_file():
+            for line in self._stream:
+                self.number += 1
+                yield line
 
     def __iter__(self) -> Iterator[str]:
-        for line in self.raw():
-            if self.number == 1:
-                line = line.removeprefix(codecs.BOM_UTF8) or b"\n"
-            try:
-                yield line.decode("utf-8")
-            except UnicodeDecodeError as error:
-                what = f"{self.name}: the text is not UTF-8"
-                got = f"byte 0x{line[error.start]:02x} ({error.reason})"
-                where = f"{self.path}:{self.number}:{error.start + 1}"
-                hint = f"iconv -f <its encoding> -t utf-8 {self.name}"
-                raise mismatch(ValueError, what, "UTF-8", got, where=where, hint=hint) from error
+        with self._naming_a_corrupt_file():
+            for line in self._text:
+                self.number += 1
+                if not line.isascii():
+                    self._check_encoding(line)
+                yield line
+
+    @contextmanager
+    def _naming_a_corrupt_file(self) -> Iterator[None]:
+        try:
+            yield
+        except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+            what = f"{self.name}: the compressed file is corrupt or truncated"
+            wanted, got = "a complete gzip file", f"{type(error).__name__}: {error}"
+            where = f"{self.path}, after line {self.number}"
+            raise mismatch(ValueError, what, wanted, got, where=where) from error
+
+    def _check_encoding(self, line: str) -> None:
+        encoded = line.encode("utf-8", "surrogateescape")
+        try:
+            encoded.decode("utf-8")
+        except UnicodeDecodeError as error:
+            what = f"{self.name}: the text is not UTF-8"
+            got = f"byte 0x{encoded[error.start]:02x} ({error.reason})"
+            where = f"{self.path}:{self.number}:{error.start + 1}"
+            hint = f"iconv -f <its encoding> -t utf-8 {self.name}"
+            raise mismatch(ValueError, what, "UTF-8", got, where=where, hint=hint) from error
+
+    def detach(self) -> None:
+        """Leave the file to who has opened it."""
+        self._text.detach()
 
 
 @contextmanager
 def open_lines(path: str | Path) -> Iterator[Lines]:
     """Open a text file, which may be compressed with gzip, or standard input for ``-``."""
-    if str(path) == "-":
-        yield Lines(cast(io.BufferedIOBase, sys.stdin.buffer), "-")
-        return
-    path = existing(path, "a file")
-    with path.open("rb") as stream:
-        is_gzip = path.suffix.lower() == ".gz" or stream.read(2) == b"\x1f\x8b"
-        stream.seek(0)
-        yield Lines(gzip.GzipFile(fileobj=stream) if is_gzip else stream, str(path))
+    with ExitStack() as stack:
+        if str(path) == "-":
+            stream = cast(io.BufferedIOBase, sys.stdin.buffer)
+        else:
+            path = existing(path, "a file")
+            stream = stack.enter_context(path.open("rb"))
+            is_gzip = path.suffix.lower() == ".gz" or stream.read(2) == b"\x1f\x8b"
+            stream.seek(0)
+            stream = gzip.GzipFile(fileobj=stream) if is_gzip else stream
+        lines = Lines(stream, str(path))
+        stack.callback(lines.detach)
+        yield lines
 
 
 def read_lines(path: str | Path) -> list[str]:
     """Read the lines of a text file as :func:`open_lines` does, without empty lines at its end."""
     with open_lines(existing(path, "a text file")) as opened:
-        lines = [line.removesuffix("\n").removesuffix("\r") for line in opened]
+        lines = [line.removesuffix("\n") for line in opened]
     while lines and not lines[-1].strip():
         lines.pop()
     if not lines:

@@ -306,6 +306,13 @@ def test_label_out_of_range(tmp_path: Path, kind, label: str, said: str) -> None
         data.setup("fit")
 
 
+def test_what_looks_like_classes_is_learned_with_a_warning(tmp_path: Path) -> None:
+    path = tmp_path / "mine.csv"
+    path.write_text("smiles,y\n" + "".join(f"{'C' * (n + 1)},{n % 3}\n" for n in range(30)))
+    with pytest.warns(UserWarning, match=r"0, 1, 2, \.\.\. look like classes[\s\S]*multiclass"):
+        MoleculeFileData(str(path), reading=QUIET).setup("fit")
+
+
 WRONG_SPLITS = [
     (SplitOptions("column"), "the method 'column' needs a column"),
     (SplitOptions("column", column="nope"), "the column to split by is missing"),
@@ -314,7 +321,7 @@ WRONG_SPLITS = [
     (SplitOptions("stratified"), "no target to stratify by"),
     (SplitOptions("stratified", target="third"), "no target to stratify by"),
     (SplitOptions("stratified", target="first", bins=0), "bins is too small"),
-    (SplitOptions(fractions=(1.0, 0.0, 0.0)), "the test split is empty"),
+    (SplitOptions(fractions=(0.75, 0.25, 0.0)), "the test split is empty"),
     (SplitOptions(fractions=(0.9, 0.9, 0.0)), "the fractions cannot be used"),
 ]
 
@@ -322,7 +329,7 @@ WRONG_SPLITS = [
 @pytest.mark.parametrize(("options", "said"), WRONG_SPLITS)
 def test_split_options_that_cannot_be_used(tmp_path: Path, options, said: str) -> None:
     with pytest.raises(ValueError, match=said):
-        molecule_data(tmp_path, split=options).setup("test")
+        molecule_data(tmp_path, split=options).setup("fit")
 
 
 CONSTANT_TARGETS = [

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 from rdkit import Chem
 
-from pyg_dynbatch.data import RawMolecule, read_molecules
+from pyg_dynbatch.data import RawMolecule, TableOptions, read_molecules
 from pyg_dynbatch.molecules.features.rdkit_access import parse_mol_block, rdkit_data_folder
 from pyg_dynbatch.molecules.files.read import BadMolecule, summary_of, write_error_report
 from tests.console import rows_of
@@ -35,19 +35,17 @@ def write(folder: Path, name: str, text: str) -> Path:
 
 
 @pytest.mark.parametrize("name", ["a.csv", "a.CSV", "a.csv.gz", "a.tsv", "a.tab.gz"])
-@pytest.mark.parametrize("mark", ["", "\ufeff"])
-@pytest.mark.parametrize("end", ["\n", "\r\n"])
-def test_tables(tmp_path: Path, name: str, mark: str, end: str) -> None:
+def test_tables(tmp_path: Path, name: str) -> None:
     text = TABLE
     if "csv" not in name.lower():
         text = text.replace('"water, pure"', "water; pure").replace(",", "\t")
-    path = write(tmp_path, name, mark + text.replace("\n", end))
+    path = write(tmp_path, name, text)
     found = list(read_molecules(path, target_columns=["logP"], name_column="name"))
     assert [raw.smiles for raw in found] == ["CO", "O", "[Na+].[Cl-]", "C", "N", ""]
     assert [raw.targets for raw in found] == [(-0.77,), (15.0,), (None,), (None,), (None,), (None,)]
     assert [raw.row for raw in found] == [0, 1, 2, 3, 4, 5]
     assert [raw.where for raw in found] == [f"{path}:{line}" for line in (2, 3, 4, 5, 6, 9)]
-    assert found[1].name in ("water, pure", "water; pure") and found[4].name == f"two{end}lines"
+    assert found[1].name in ("water, pure", "water; pure") and found[4].name == "two\nlines"
     assert found[0].extra == {"kind": "alcohol"} and found[1].extra == {"kind": ""}
     assert all(raw.block is None for raw in found)
 
@@ -65,21 +63,24 @@ def test_a_line_of_empty_cells_is_a_record(tmp_path: Path, name: str, empty: str
 def test_many_columns_of_labels_leave_the_others(tmp_path: Path) -> None:
     labels = [f"y{i}" for i in range(50)]
     path = write(tmp_path, "a.csv", ",".join(["b", "smiles", *labels, "a"]) + "\n0" + ",C" * 52)
-    (raw,) = read_molecules(path, name_column="y3", target_columns=labels, missing=["c"])
+    table = TableOptions(missing=("c",))
+    (raw,) = read_molecules(path, name_column="y3", target_columns=labels, table=table)
     assert list(raw.extra.items()) == [("b", "0"), ("a", "C")]
 
 
 def test_a_named_column_of_smiles(tmp_path: Path) -> None:
     path = write(tmp_path, "a.csv", "mol,Class,pIC50\nCC,1,0.5\n")
-    (raw,) = read_molecules(path, smiles_column="mol", target_columns=["pIC50", "Class"])
-    assert raw == RawMolecule(0, f"{path}:2", smiles="CC", targets=(0.5, 1.0))
+    table = TableOptions(smiles_column="mol")
+    (raw,) = read_molecules(path, target_columns=["pIC50", "Class"], table=table)
+    source = (["mol", "Class", "pIC50"], ["CC", "1", "0.5"])
+    assert raw == RawMolecule(0, f"{path}:2", smiles="CC", targets=(0.5, 1.0), source=source)
 
 
 MISSING_COLUMNS = [
     ({}, "'smiles'"),
-    ({"smiles_column": "SMILES"}, "'SMILES'"),
-    ({"smiles_column": "mol", "target_columns": ["y", "z", "p"]}, "'z', 'p'"),
-    ({"smiles_column": "mol", "name_column": "id"}, "'id'"),
+    ({"table": TableOptions("SMILES")}, "'SMILES'"),
+    ({"table": TableOptions("mol"), "target_columns": ["y", "z", "p"]}, "'z', 'p'"),
+    ({"table": TableOptions("mol"), "name_column": "id"}, "'id'"),
 ]
 
 
@@ -94,33 +95,78 @@ def test_a_missing_column_is_named_with_those_there_are(tmp_path, options, wrong
 @pytest.mark.parametrize(("name", "separator"), [("a.csv", ";"), ("a.csv", "\t"), ("a.tsv", ",")])
 def test_another_separator_is_said(tmp_path: Path, name: str, separator: str) -> None:
     path = write(tmp_path, name, f"smiles{separator}y\nCC{separator}1\n")
-    with pytest.raises(ValueError, match="'smiles' not found[\\s\\S]*commas between the cells"):
+    words = rf"'smiles' not found[\s\S]*{re.escape(f'sep={separator!r}')}"
+    with pytest.raises(ValueError, match=words):
         list(read_molecules(path))
+    (raw,) = read_molecules(path, target_columns=["y"], table=TableOptions(sep=separator))
+    assert (raw.smiles, raw.targets) == ("CC", (1.0,))
 
 
-def test_repeated_columns_are_refused_where_they_are_used(tmp_path: Path) -> None:
+def test_of_repeated_columns_the_first_is_used(tmp_path: Path) -> None:
     path = write(tmp_path, "a.csv", "smiles,y,y,z\nCC,1,2,3\n")
     assert len(list(read_molecules(path, target_columns=["z"]))) == 1
-    with pytest.raises(ValueError, match=r"two columns have the same name[\s\S]*got: +'y'"):
-        list(read_molecules(path, target_columns=["y"]))
-    (raw,) = read_molecules(path, target_columns=["z", "y"], first_of_repeated=True)
+    with pytest.warns(UserWarning, match=r"several columns are named 'y'; the first is used"):
+        (raw,) = read_molecules(path, target_columns=["z", "y"])
     assert raw.targets == (3.0, 1.0)
     path = write(tmp_path, "b.csv", "smiles,Smiles\nCC,1\n")
-    with pytest.raises(ValueError, match=r"the same name[\s\S]*'smiles', 'Smiles'"):
-        list(read_molecules(path))
+    with pytest.warns(UserWarning, match="several columns are named 'smiles', 'Smiles'"):
+        (raw,) = read_molecules(path)
+    assert raw.smiles == "CC"
+
+
+NO_LABELS = {
+    "high": "not a number",
+    "?": "not a number",
+    "1.2.3": "not a number",
+    "1 2": "not a number",
+    "1_000": "not a number",
+    "<0.5": "not a number",
+    "1,5": "a number with a decimal comma",
+    "-inf": "beyond float32",
+    "1e39": "beyond float32",
+}
+
+
+@pytest.mark.parametrize("text", NO_LABELS)
+def test_what_is_no_label_is_said(tmp_path: Path, text: str) -> None:
+    path = write(tmp_path, "a.csv", f'smiles,y\nCC,1\nCO,"{text}"\n')
+    got = re.escape(repr(text))
+    words = rf"a label of 'y' is {NO_LABELS[text]}\.[\s\S]*got: +{got}[\s\S]*a\.csv:3"
+    with pytest.raises(ValueError, match=words) as caught:
+        list(read_molecules(path, target_columns=["y"]))
+    # What may be a measurement is not to be discarded.
+    assert ("missing=" in str(caught.value)) == (text in ("high", "?"))
+    assert ("decimal" in str(caught.value)) == (text == "1,5")
+    table = TableOptions(missing=(text.upper(),))
+    (_, raw) = read_molecules(path, target_columns=["y"], table=table)
+    assert raw.targets == (None,)
 
 
 @pytest.mark.parametrize(
-    "text", ["high", "1,5", "1.2.3", "inf", "-inf", "?", "1 2", "1_000", "1e39"]
+    ("sep", "decimal", "cell", "number"),
+    [
+        (";", ",", "1,5", 1.5),
+        ("\t", ",", "\N{MINUS SIGN}1,5e3", -1500.0),
+        (",", ".", "\N{MINUS SIGN}0.25", -0.25),
+        (",", ",", '"2,5"', 2.5),
+        (";", ",", "1.5", None),
+        (";", ",", "1.000,5", None),
+    ],
 )
-def test_labels_that_are_not_numbers(tmp_path: Path, text: str) -> None:
-    path = write(tmp_path, "a.csv", f'smiles,y\nCC,1\nCO,"{text}"\n')
-    got = re.escape(repr(text))
-    words = rf"the label 'y' is not a finite number[\s\S]*got: +{got}[\s\S]*a\.csv:3"
-    with pytest.raises(ValueError, match=words):
-        list(read_molecules(path, target_columns=["y"]))
-    (_, raw) = read_molecules(path, target_columns=["y"], missing=[text.upper()])
-    assert raw.targets == (None,)
+def test_decimals(tmp_path: Path, sep: str, decimal: str, cell: str, number: float | None) -> None:
+    path = write(tmp_path, "a.csv", f"smiles{sep}y\nCO{sep}{cell}\n")
+    records = read_molecules(path, target_columns=["y"], table=TableOptions(None, sep, decimal))
+    if number is None:
+        with pytest.raises(ValueError, match="'y' is not a number"):
+            list(records)
+    else:
+        assert [raw.targets for raw in records] == [(number,)]
+
+
+@pytest.mark.parametrize("options", [{"sep": ", "}, {"sep": ""}, {"decimal": ""}])
+def test_separators_are_one_character(options: dict) -> None:
+    with pytest.raises(ValueError, match=f"{[*options][0]} is not one character"):
+        TableOptions(**options)
 
 
 def test_a_record_of_another_length(tmp_path: Path) -> None:
@@ -191,10 +237,8 @@ def sdf() -> str:
     return "$$$$\n".join(records)
 
 
-@pytest.mark.parametrize("end", ["", "$$$$", "$$$$\n", "$$$$\n\n"])
-@pytest.mark.parametrize("line_end", ["\n", "\r\n"])
-def test_sdf(tmp_path: Path, end: str, line_end: str) -> None:
-    path = write(tmp_path, "a.sdf.gz", (sdf() + end).replace("\n", line_end))
+def test_sdf(tmp_path: Path) -> None:
+    path = write(tmp_path, "a.sdf.gz", sdf())
     found = list(read_molecules(path, target_columns=["logP"]))
     smiles = [Chem.MolToSmiles(parse_mol_block(raw.block)) for raw in found]
     assert smiles == ["CCO", "[Cl-].[Na+]", "c1ccccc1"]
@@ -222,7 +266,7 @@ def test_a_field_that_no_record_has(tmp_path: Path) -> None:
 
 
 def test_bad_records_are_yielded_like_others(tmp_path: Path) -> None:
-    path = write(tmp_path, "a.sdf", "nonsense\n$$$$\n" + sdf())
+    path = write(tmp_path, "a.sdf", "nonsense\n\n\n\n$$$$\n" + sdf())
     found = list(read_molecules(path))
     assert len(found) == 4 and found[0].name == "nonsense"
     assert found[0].block is not None
@@ -231,13 +275,14 @@ def test_bad_records_are_yielded_like_others(tmp_path: Path) -> None:
 
 
 def test_standard_input_is_a_stream(monkeypatch: pytest.MonkeyPatch) -> None:
-    stream = io.BytesIO(b"smiles,y\n" + b"CO,1\n" * 1000)
+    stream = io.BytesIO(b"smiles,y\n" + b"CO,1\n" * 10_000)
     monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=stream))
     records = read_molecules("-", format="csv", target_columns=["y"])
     assert stream.tell() == 0
-    assert next(records) == RawMolecule(0, "standard input:2", smiles="CO", targets=(1.0,))
-    assert stream.tell() < 100
-    assert sum(1 for _ in records) == 999
+    first = next(records)
+    assert (first.where, first.smiles, first.targets) == ("standard input:2", "CO", (1.0,))
+    assert stream.tell() < 10_000
+    assert sum(1 for _ in records) == 9_999
 
 
 WRONG_ARGUMENTS = [
@@ -245,7 +290,8 @@ WRONG_ARGUMENTS = [
     ("a.xlsx", {}, r"the format is unknown[\s\S]*csv, sdf, smi, tsv[\s\S]*a\.xlsx"),
     ("a.csv", {"format": "mol2"}, r"the format is unknown[\s\S]*'mol2'"),
     ("a.smi", {"target_columns": ["y"]}, r"smi files have no labels[\s\S]*got: +y"),
-    ("a.smi", {"smiles_column": "y"}, "smi files have no columns of SMILES"),
+    ("a.smi", {"table": TableOptions("y")}, "smi files have no columns of SMILES"),
+    ("a.sdf", {"table": TableOptions(sep=";")}, "sdf files have no columns of SMILES"),
     ("a.sdf", {"name_column": "y"}, "sdf files have no columns of SMILES"),
 ]
 

@@ -22,7 +22,12 @@ from pyg_dynbatch.molecules.datasets import NCI, MoleculeFile, MoleculeNet, memb
 from pyg_dynbatch.molecules.features.featurizer import MoleculeFeaturizer
 from pyg_dynbatch.molecules.features.pair_table import check_pair_set
 from pyg_dynbatch.molecules.files.build import ERRORS, FeaturizeOptions
-from pyg_dynbatch.molecules.files.read import find_targets, read_molecules
+from pyg_dynbatch.molecules.files.read import (
+    FoundTargets,
+    TableOptions,
+    find_targets,
+    read_molecules,
+)
 from pyg_dynbatch.molecules.files.store import PackedMolecules
 from pyg_dynbatch.molecules.schema import MoleculeSchema, PropertyKind
 from pyg_dynbatch.molecules.splits import Split, SplitOptions
@@ -172,7 +177,8 @@ class MoleculeDataModule(SplitDataModule):
     def setup(self, stage: str) -> None:
         """Load and split the molecules; before training, check the targets and report the data."""
         super().setup(stage)
-        for split in self.splits_of(stage):
+        # The test split too, which is needed when the training is over.
+        for split in SPLITS if stage == "fit" else self.splits_of(stage):
             if not len(self.indices(split)):
                 what, got = f"the {split} split is empty", f"none of {len(self.molecules)}"
                 raise self._error(what, "at least one molecule", got, self._where)
@@ -358,9 +364,9 @@ class MoleculeFileData(MoleculeDataModule):
             ``multiclass`` (labels 0, 1, ...); by default ``binary`` if all targets are 0 or 1,
             ``regression`` otherwise.
         classes: Number of classes of ``multiclass``.
-        smiles_column: Column of the SMILES; found by its name by default.
+        table: Column of the SMILES, and how cells are written: ``smiles_column``, ``sep``,
+            ``decimal``, ``missing``.
         root: Folder of the packed molecules; ``None`` keeps them in memory.
-        missing: Texts of missing targets, in addition to empty cells, nan and NA.
         **loading: Options of :class:`~pyg_dynbatch.lightning.MoleculeDataModule`.
 
     Example:
@@ -374,20 +380,19 @@ class MoleculeFileData(MoleculeDataModule):
         targets: list[str] | str | None = None,
         kind: PropertyKind | None = None,
         classes: int = 2,
-        smiles_column: str | None = None,
+        table: TableOptions = TableOptions(),  # noqa: B008 - frozen
         root: str | None = None,
-        missing: list[str] | None = None,
         **loading: Any,
     ) -> None:
         super().__init__(**loading)
-        given = {"file": file, "targets": targets, "kind": kind}
-        facts = self.known_facts({**given, "smiles_column": smiles_column, "missing": missing})
+        given = {"file": file, "targets": targets, "kind": kind, "table": table}
+        facts = self.known_facts(given)
         if not facts["targets"]:
             expected, hint = "the name of a column", "--data.init_args.targets '[solubility]'"
             raise self._error("there is nothing to learn", expected, "none", hint=hint)
         self.file, self.columns, self.kind = file, facts["targets"], facts["kind"]
-        self.classes, self.found = classes, facts.get("found", "")
-        self.smiles_column, self.root, self.missing = smiles_column, root, missing or []
+        self.classes, self.table, self.root = classes, table, root
+        self.found: FoundTargets | None = facts.get("found")
 
     @classmethod
     def known_facts(cls, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -396,26 +401,33 @@ class MoleculeFileData(MoleculeDataModule):
         targets = [targets] if isinstance(targets, str) else targets
         if targets == [] or (targets and kind):
             return {"kind": kind, "targets": targets}
-        given = (options["file"], options.get("smiles_column"), options.get("missing") or ())
-        found = find_targets(*given, targets, kind)
-        return {"kind": found.kind, "targets": list(found.names), "found": str(found)}
+        table = options.get("table") or TableOptions()
+        if isinstance(table, Mapping):  # as LightningCLI has parsed it
+            table = TableOptions(**{**table, "missing": tuple(table.get("missing", ()))})
+        found = find_targets(options["file"], table, targets, kind)
+        return {"kind": found.kind, "targets": list(found.names), "found": found}
 
     def setup(self, stage: str) -> None:
         """Report what was found in the file, too."""
         if stage == "fit" and self.found:
             rank_zero_info(f"{self.file}: {self.found}")
+            if self.found.are_classes:
+                text = "the targets 0, 1, 2, ... look like classes, but are learned as numbers"
+                hint = "kind: multiclass for classes, kind: regression for numbers"
+                rank_zero_warn(f"{self.file}: {text}; {hint}")
         super().setup(stage)
 
     def load(self) -> PackedMolecules:
         """Load all molecules."""
-        given = (self.file, self.root, self.featurizer, self.smiles_column, self.columns)
-        return MoleculeFile(*given, self.reading, missing=self.missing)
+        return MoleculeFile(
+            self.file, self.root, self.featurizer, self.columns, self.reading, table=self.table
+        )
 
     def column(self, name: str) -> Mapping[int, str]:
         """Read a column of the file by number of the record; a missing SDF field is empty."""
         texts: dict[int, str] = {}
         seen: dict[str, str] = {}
-        for record in read_molecules(self.file, smiles_column=self.smiles_column):
+        for record in read_molecules(self.file, table=self.table):
             # A record of an SDF file holds only the fields it has a value for.
             seen |= record.extra
             texts[record.row] = record.extra.get(name, "")

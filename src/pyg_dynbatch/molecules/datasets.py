@@ -4,9 +4,9 @@ import csv
 import gzip
 import hashlib
 import json
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from pyg_dynbatch.files import download_verified, open_lines, sha256_of
 from pyg_dynbatch.molecules.features.featurizer import MoleculeFeaturizer
 from pyg_dynbatch.molecules.features.rdkit_access import rdkit_data_folder
 from pyg_dynbatch.molecules.files.build import FeaturizeOptions, build_store
-from pyg_dynbatch.molecules.files.read import RawMolecule, read_molecules
+from pyg_dynbatch.molecules.files.read import RawMolecule, TableOptions, read_molecules
 from pyg_dynbatch.molecules.files.store import FORMAT, Featurizer, PackedMolecules, Transform
 
 
@@ -60,11 +60,10 @@ class MoleculeFile(PackedMolecules):
         path: The file, which may be compressed by gzip.
         root: Folder for ``processed/``; None to keep the packed molecules in memory.
         featurizer: None for ``MoleculeFeaturizer()``.
-        smiles_column: Column of the SMILES; None for the one named smiles.
         target_columns: Columns, or SDF properties, of the targets; none for a file to predict.
         options: Policy for bad rows (by default, an error at the first one), processes.
         transform: Applied to a molecule each time it is accessed.
-        missing: Cells that are missing targets, in addition to empty ones, nan and NA.
+        table: Column of the SMILES, and how cells are written.
 
     Raises:
         FileNotFoundError: If the file does not exist.
@@ -85,19 +84,15 @@ class MoleculeFile(PackedMolecules):
         path: str | Path,
         root: str | Path | None = None,
         featurizer: Featurizer | None = None,
-        smiles_column: str | None = None,
         target_columns: Sequence[str] = (),
         options: FeaturizeOptions = _STRICT,
         transform: Transform | None = None,
-        missing: Collection[str] = (),
+        table: TableOptions = TableOptions(),  # noqa: B008 - frozen
     ) -> None:
         tasks = tuple(target_columns)
-        reading: Any = {"smiles_column": smiles_column, "missing": missing}
         # Before anything else, because its errors are the clearest.
-        records = read_molecules(path, target_columns=list(tasks), **reading)
-        key = {"file": sha256_of(path), "smiles_column": str(smiles_column)}
-        if missing:
-            key["missing"] = json.dumps(sorted(missing))
+        records = read_molecules(path, target_columns=list(tasks), table=table)
+        key = {"file": sha256_of(path), "table": json.dumps(asdict(table))}
         facts = (root, Path(path).name.partition(".")[0], key)
         packed = open_or_build(*facts, records, featurizer, task_names=tasks, options=options)
         super().__init__(packed, transform=transform)
@@ -117,7 +112,6 @@ class Member:
     tasks: tuple[str, ...] | int
     smiles_column: str = "smiles"
     also: tuple[str, ...] = ()  # other names of the file
-    first_of_repeated: bool = False
 
 
 MEMBERS = {
@@ -133,7 +127,7 @@ MEMBERS = {
     "bace": Member("BACE", "binary", ("Class",), smiles_column="mol"),
     "muv": Member("MUV", "binary", 17),
     # The file has the PBE0 columns twice, for two basis sets.
-    "qm8": Member("QM8", "regression", _QM8_TASKS, first_of_repeated=True),
+    "qm8": Member("QM8", "regression", _QM8_TASKS),
 }
 # Of the files with Unix line endings.
 SHA256 = {
@@ -196,9 +190,8 @@ class MoleculeNet(PackedMolecules):
         if verify and key in SHA256:
             _check_content(path, SHA256[key], member.title)
         tasks = _tasks_of(path, member)
-        reading: Any = {"smiles_column": member.smiles_column, "target_columns": list(tasks)}
-        repeated = member.first_of_repeated
-        records = read_molecules(path, **reading, first_of_repeated=repeated)
+        table = TableOptions(smiles_column=member.smiles_column)
+        records = read_molecules(path, target_columns=list(tasks), table=table)
         facts = (root, member.title, {"file": sha256_of(path)})
         packed = open_or_build(*facts, records, featurizer, task_names=tasks, options=options)
         super().__init__(packed, transform=transform)

@@ -18,9 +18,8 @@ from pyg_dynbatch.molecules.features.rdkit_access import (
     MoleculeError,
     canonical_smiles,
     rdkit_module,
-    smiles_of_block,
 )
-from pyg_dynbatch.molecules.files.read import read_molecules
+from pyg_dynbatch.molecules.files.read import TableOptions, read_molecules
 
 AS_GIVEN = "as_given"
 """Property of molecules: the SMILES they were read from."""
@@ -201,7 +200,8 @@ class FeatureFile(MoleculeDescriptors):
         self, file: str, records: str | None = None, smiles_column: str | None = None
     ) -> None:
         hashes = [sha256_of(existing(path, "a file")) for path in (file, records) if path]
-        read = partial(read_molecules, records or file, smiles_column=smiles_column)
+        table = TableOptions(smiles_column=smiles_column)
+        read = partial(read_molecules, records or file, table=table)
         if (records is None) == file.endswith(".npy"):
             what, wanted = "FeatureFile: records do not fit", "records for an .npy file, else none"
             raise mismatch(ValueError, what, wanted, repr(records), where=file)
@@ -223,10 +223,8 @@ class FeatureFile(MoleculeDescriptors):
         self.row_of: dict[str, int] = {}
         size = 1e-4 * np.abs(np.nan_to_num(self.rows)).max(0, initial=0)  # of the column
         for number, record in enumerate(listed):
-            text = record.smiles
-            if text is None:  # of an SDF file
-                text = smiles_of_block(record.block or "")
-            first = self.row_of.setdefault(text, number)
+            text = record.text()
+            first = self.row_of.setdefault(text or "", number)
             pair = self.rows[first], self.rows[number]
             if first != number and not np.allclose(*pair, 1e-3, size, True):
                 what = "FeatureFile: a molecule occurs twice with different numbers"

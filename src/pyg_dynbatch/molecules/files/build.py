@@ -24,7 +24,7 @@ from pyg_dynbatch.console import Progress
 from pyg_dynbatch.core.errors import checked_choice, mismatch
 from pyg_dynbatch.files import locked_folder
 from pyg_dynbatch.molecules.data import MoleculeArrays, MoleculeData
-from pyg_dynbatch.molecules.features.rdkit_access import MoleculeError, smiles_of_block
+from pyg_dynbatch.molecules.features.rdkit_access import MoleculeError
 from pyg_dynbatch.molecules.files import store
 from pyg_dynbatch.molecules.files.read import (
     BadMolecule,
@@ -133,9 +133,7 @@ def featurize_record(
 def _arrays_of(
     featurizer: Featurizer, record: RawMolecule, num_tasks: int | None
 ) -> MoleculeArrays:
-    text = record.smiles
-    if text is None and record.block is not None:
-        text = smiles_of_block(record.block)
+    text = record.text()
     found = featurizer.arrays(text)
     return found._replace(smiles=(text or "").strip(), row=record.row, y=record.targets[:num_tasks])
 
@@ -398,7 +396,7 @@ class StoreBuilder:
             self.total += len(block)
             hashed = hashlib.sha256(key.encode())
             for record in block:
-                facts = (record.row, record.smiles, record.block, record.targets)
+                facts = (record.row, record.smiles, record.block, record.targets, record.fault)
                 hashed.update(repr(facts).encode())
             digest = hashed.hexdigest()
             self._digests.append(digest)

@@ -13,7 +13,7 @@ from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.files import existing, sha256_of
 from pyg_dynbatch.molecules.features.featurizer import MoleculeFeaturizer
 from pyg_dynbatch.molecules.files.build import ERRORS, FeaturizeOptions, build_store
-from pyg_dynbatch.molecules.files.read import FORMATS, RawMolecule, read_molecules
+from pyg_dynbatch.molecules.files.read import FORMATS, RawMolecule, TableOptions, read_molecules
 from pyg_dynbatch.molecules.files.store import HEADER
 from pyg_dynbatch.molecules.nets.properties import MoleculePropertyModel
 from pyg_dynbatch.molecules.work.predict import MoleculePredictor, PredictionFiles, predict_file
@@ -26,21 +26,25 @@ def add_input(parser: argparse.ArgumentParser) -> None:
     add("--input", required=True, metavar="FILE", help="CSV, TSV, SMILES or SDF; - for stdin")
     add("--format", help=f"{formats} (default: by the suffix; smi for stdin)")
     add("--smiles-column", metavar="NAME", help="column of the SMILES (default: smiles)")
+    add("--sep", metavar="CHARACTER", help="between cells (default: a comma; a tab in tsv files)")
     add("--name-column", metavar="NAME", help="column of the names")
 
 
 def read_input(
-    options: argparse.Namespace, targets: list[str] | None = None, keep_source: bool = False
+    options: argparse.Namespace, targets: list[str] | None = None
 ) -> Iterator[RawMolecule]:
     """Open the records that the options name."""
     return read_molecules(
         options.input,
-        smiles_column=options.smiles_column,
         target_columns=targets,
         name_column=options.name_column,
         format=options.format or ("smi" if options.input == "-" else None),
-        missing=getattr(options, "missing", ()),
-        keep_source=keep_source,
+        table=TableOptions(
+            smiles_column=options.smiles_column,
+            sep=options.sep,
+            decimal=getattr(options, "decimal", "."),
+            missing=tuple(getattr(options, "missing", ())),
+        ),
     )
 
 
@@ -137,6 +141,7 @@ def _featurize_parser() -> argparse.ArgumentParser:
     add("--output", required=True, metavar="FOLDER", help="where the packed molecules go")
     add("--targets", nargs="+", default=[], metavar="NAME", help="columns of labels to keep")
     add("--missing", nargs="+", default=[], metavar="TEXT", help="cells that are missing labels")
+    add("--decimal", default=".", metavar="CHARACTER", help="before decimals (default: a point)")
     add("--atoms", default="kearnes", help="atom features: kearnes or deepchem")
     add("--pairs", default="kearnes", help="pair features: kearnes or deepchem")
     text = "descriptors of whole molecules: rdkit, morgan (default: none)"

@@ -305,7 +305,7 @@ class Columns(NamedTuple):
         """Return all cells of one row."""
         record = row.record
         names, kept = record.source
-        if self.kept and tuple(names) != self.kept:  # the fields of an SDF record
+        if tuple(names) != self.kept:  # the fields of an SDF record, or none are kept
             found = dict(zip(names, kept, strict=True))
             kept = [found.get(name, "") for name in self.kept]
         own = {"row": record.row, "name": record.name or "", "smiles": record.smiles or ""}
@@ -317,16 +317,15 @@ def open_columns(
     read: Callable[..., Iterator[RawMolecule]], predicted: list[str], narrow: bool, where: str
 ) -> tuple[Columns, Iterator[RawMolecule]]:
     """Open records with `read`, and report under which names their columns are written."""
-    records = read(keep_source=not narrow)
+    records = read()
     first = next(records)
-    kept = tuple(first.source[0])
+    kept = () if narrow else tuple(first.source[0])
     if first.smiles is None and not narrow:
         if where == "-":
             what = "predict: the fields of an SDF are known only at its end"
             expected, hint = "a file, which can be read twice", "--narrow, which omits the fields"
             raise mismatch(ValueError, what, expected, "standard input", hint=hint)
-        every = read(keep_source=True)
-        kept = tuple(dict.fromkeys(name for record in every for name in record.source[0]))
+        kept = tuple(dict.fromkeys(name for record in read() for name in record.source[0]))
     columns = Columns(predicted, kept)
     if kept and first.smiles is not None:  # its name and SMILES are among the kept columns
         columns = columns._replace(own=("row", "status"))

@@ -1,0 +1,251 @@
+"""A file of molecules has the records that csv and RDKit find, each in its row, in any writing."""
+
+import csv
+import gzip
+import io
+import warnings
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rdkit import Chem, rdBase
+
+from pyg_dynbatch.cli import main
+from pyg_dynbatch.data import RawMolecule, TableOptions, read_molecules
+from tests.console import rows_of
+from tests.molecules.molecules import trained
+
+ENDS = st.sampled_from(["\n", "\r\n", "\r"])
+MARKS = st.sampled_from(["", "\ufeff"])
+EMPTY_LINES = st.integers(0, 2)
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("records") / "file"
+
+
+def write(file: Path, suffix: str, text: str, end: str = "\n", mark: str = "") -> Path:
+    """Write a text with other line ends, compressed if the suffix says so."""
+    path = file.with_suffix(suffix)
+    raw = (mark + text.replace("\n", end)).encode()
+    path.write_bytes(gzip.compress(raw) if suffix.endswith(".gz") else raw)
+    return path
+
+
+def read(path: Path, *targets: str, **options) -> list[RawMolecule] | None:
+    """Read all records; None for a file without any."""
+    try:
+        return list(read_molecules(path, target_columns=targets, **options))
+    except ValueError as error:
+        if "contains no molecules" in str(error) or "the file is empty" in str(error):
+            return None
+        raise
+
+
+CELLS = st.text(alphabet='aC 1,;"\t\n\N{MINUS SIGN}é\u2028\x0b', max_size=5)
+TABLES = st.integers(1, 3).flatmap(
+    lambda width: st.lists(st.lists(CELLS, min_size=width, max_size=width), min_size=1)
+)
+
+
+@given(
+    TABLES,
+    st.sampled_from([",", ";", "\t"]),
+    st.sampled_from([csv.QUOTE_MINIMAL, csv.QUOTE_ALL]),
+    st.sampled_from([".csv", ".csv.gz"]),
+    ENDS, MARKS, EMPTY_LINES,
+)  # fmt: skip
+@settings(max_examples=60)
+def test_tables(file: Path, table, sep, quoting, suffix, end, mark, empty) -> None:
+    written = io.StringIO(newline="")
+    writer = csv.writer(written, delimiter=sep, quoting=quoting, lineterminator="\n")
+    starts = []
+    for cells in [["smiles", "b", "c"][: len(table[0])], *table]:
+        starts.append(written.getvalue().count("\n") + 1)
+        writer.writerow(cells)
+        written.write("\n" * empty)
+    path = write(file, suffix, written.getvalue(), end, mark)
+    records = read(path, table=TableOptions(sep=sep)) or []
+    assert [[*raw.source[1]] for raw in records] == table
+    assert [raw.row for raw in records] == [*range(len(table))]
+    assert [raw.smiles for raw in records] == [cells[0].strip() for cells in table]
+    assert [raw.where for raw in records] == [f"{path}:{start}" for start in starts[1:]]
+
+
+@given(st.text(alphabet='C,"\n\r ', max_size=30), st.sampled_from(["smiles", "smiles,y"]))
+@settings(max_examples=200)
+def test_what_a_fuzzer_makes_of_tables(file: Path, text: str, header: str) -> None:
+    text = f"{header}\n{text}"
+    path = write(file, ".csv", text)
+    text = text.replace("\r\n", "\n").replace("\r", "\n")
+    *found, last = csv.reader(io.StringIO(f"{text}\nlast", newline="\n"))
+    expected = [cells for cells in found if cells][1:]
+    is_open = last != ["last"]  # within a quoted cell
+    columns = header.count(",") + 1
+    if is_open or any(len(cells) != columns for cells in expected):
+        with pytest.raises(ValueError, match=r"number of cells|never closed"):
+            read(path)
+    else:
+        assert [[*raw.source[1]] for raw in read(path) or []] == expected
+
+
+def block(smiles: str, name: str) -> str:
+    mol = Chem.MolFromSmiles(smiles)
+    mol.SetProp("_Name", name)
+    return Chem.MolToMolBlock(mol)
+
+
+VALUES = st.lists(st.text(alphabet="a<>$ 1é", min_size=1, max_size=6), max_size=2).map("\n".join)
+VALUES = st.one_of(st.sampled_from(["$$$$", "> <y>", ">5 <100", "M  END"]), VALUES)
+FIELDS = st.lists(st.tuples(st.sampled_from(["y", "_id", "a b", "IC50 (>10)"]), VALUES), max_size=3)
+
+
+MOLECULES = st.tuples(st.sampled_from(["CO", "N", "c1ccccc1", "[Na+].[Cl-]"]), FIELDS)
+
+
+@given(
+    st.lists(MOLECULES, min_size=1),
+    st.sampled_from([".sdf", ".sdf.gz"]),
+    st.sampled_from(["", "$$$$", "$$$$\n", "$$$$\n\n \n"]),
+    ENDS, MARKS,
+)  # fmt: skip
+@settings(max_examples=60)
+def test_sdf(file: Path, molecules, suffix, last, end, mark) -> None:
+    texts = [
+        block(smiles, f"é{row}") + "".join(f">  <{name}>  \n{value}\n\n" for name, value in fields)
+        for row, (smiles, fields) in enumerate(molecules)
+    ]
+    path = write(file, suffix, "$$$$\n".join(texts) + last, end, mark)
+    repeated = any(len(dict(fields)) < len(fields) for _, fields in molecules)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        records = read(path)
+    assert records is not None and any("occurs twice" in str(w.message) for w in caught) == repeated
+    assert [(raw.row, raw.name, raw.fault) for raw in records] == [
+        (row, f"é{row}", "") for row in range(len(molecules))
+    ]
+    found = [raw.text() for raw in records]
+    assert found == [Chem.CanonSmiles(smiles) for smiles, _ in molecules]
+    # The last of two values counts, as in RDKit.
+    assert [raw.extra for raw in records] == [dict(fields) for _, fields in molecules]
+    for raw, mol in zip(records, by_rdkit("$$$$\n".join(texts)), strict=True):
+        assert {name: mol.GetProp(name) for name in raw.extra} == raw.extra
+    starts = [sum(text.count("\n") + 1 for text in texts[:row]) + 1 for row in range(len(texts))]
+    assert [int(raw.where.rpartition(":")[2]) for raw in records] == starts
+
+
+def by_rdkit(text: str) -> list[Chem.Mol | None]:
+    with rdBase.BlockLogs():
+        stream = io.BytesIO(text.encode())
+        return list(Chem.ForwardSDMolSupplier(stream, sanitize=False, removeHs=False))
+
+
+PIECES = [
+    *block("CO", "first").splitlines(keepends=True), block("N", "second"), block("CC", "third"),
+    "$$$$\n", "$$$$\n", "$$$$\n", "$$$$ \n", " $$$$\n", "\n", "\n", " \n", "M  END\n", "text\n",
+    "> <y>\n", "> <y>\n1\n\n", ">\n", "> <z> (1)\n", "> <>\n2\n\n", "\ttext\n",
+]  # fmt: skip
+
+
+@given(st.lists(st.sampled_from(PIECES), max_size=12), ENDS, st.booleans())
+@settings(max_examples=300)
+def test_what_a_fuzzer_makes_of_sdf(file: Path, pieces, end: str, is_ended: bool) -> None:
+    text = "".join(pieces)
+    text = text if is_ended else text.removesuffix("\n")
+    path = write(file, ".sdf", text, end)
+    expected = by_rdkit(text)
+    tail = text.rpartition("$$$$")[2].partition("\n")[2] if "$$$$" in text else text
+    if not tail.strip() and len(expected) > len(by_rdkit(text.removesuffix(tail))):
+        expected.pop()  # blank lines at the end are no record
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".*occurs twice")
+        records = read(path) or []
+    assert len(records) == len(expected)
+    for raw, mol in zip(records, expected, strict=True):
+        if not raw.fault:
+            with rdBase.BlockLogs():
+                own = Chem.MolFromMolBlock(raw.block, sanitize=False, removeHs=False)
+            assert (own is None) == (mol is None)
+            assert mol is None or Chem.MolToSmiles(own) == Chem.MolToSmiles(mol)
+            assert raw.block is not None and "\n$$$$" not in raw.block
+
+
+CASES = {
+    ".smi": ("CCO one\n\tCN\n\nCC three\n", ["one", "CN", "three"], [1]),
+    ".csv": (
+        'id,smiles\none,CCO\n"two\nlines",""\n\n"a, b",CN\n',
+        ["one", "two\nlines", "a, b"],
+        [1],
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return trained(tmp_path_factory.mktemp("trained"))
+
+
+DRAWN = """{name}
+
+
+  4  3  0  0  0  0  0  0  0  0999 V2000
+    0.0000    0.0000    0.0000 O   0  0  0  0  0  0  0  0  0  0  0  0
+    1.2000    0.7000    0.0000 H   0  0  0  0  0  0  0  0  0  0  0  0
+    2.4000    0.0000    0.0000 H   0  0  0  0  0  0  0  0  0  0  0  0
+    3.6000    0.7000    0.0000 H   0  0  0  0  0  0  0  0  0  0  0  0
+  1  2  1  0
+  1  3  1  0
+  1  4  1  0
+M  END
+"""
+VALUE = "> <price>\n$$$$\n\n> <note>\n> <price>\n\n"
+CASES[".sdf"] = (
+    f"{block('CCO', 'one')}{VALUE}$$$$\n{DRAWN.format(name='two')}$$$$\nno block\n\n\nx\n$$$$\n"
+    f"{block('CC', 'four')}> <price>\n4\n\n$$$$\n",
+    ["one", "two", "no block", "four"],
+    [1, 2],
+)
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
+@pytest.mark.parametrize("suffix", CASES)
+def test_predictions_are_in_the_rows_of_their_records(
+    file: Path, checkpoint: str, suffix: str, end: str, capsys
+) -> None:
+    text, names, bad = CASES[suffix]
+    path, output = write(file, suffix, text, end), file.with_name("out.csv")
+    assert (
+        main(["predict", "--checkpoint", checkpoint, "--input", str(path), "--output", str(output)])
+        == 0
+    )
+    rows = rows_of(output)
+    assert [row["id" if suffix == ".csv" else "name"] for row in rows] == names
+    assert [row["row"] for row in rows] == [str(row) for row in range(len(names))]
+    assert [number for number, row in enumerate(rows) if row["status"] != "ok"] == bad
+    assert all((row["prediction_first"] == "") == (row["status"] != "ok") for row in rows)
+    if suffix == ".sdf":
+        assert [(row["price"], row["note"]) for row in rows] == [
+            ("$$$$", "> <price>"), ("", ""), ("", ""), ("4", "")
+        ]  # fmt: skip
+        assert rows[1]["status"].startswith("Explicit valence for atom # 0 O, 3")
+
+
+# RDKit reads on over these lines $$$$; more than one molecule may be in the record, which is bad.
+NO_END = {
+    "no empty line after a value": "> <y>\n1\n$$$$\n",
+    "a field without a name": "> 25\n1\n\n$$$$\n",
+}
+
+
+@pytest.mark.parametrize("data", NO_END.values(), ids=NO_END)
+def test_a_record_without_an_end_is_bad(file: Path, data: str) -> None:
+    text = block("CO", "first") + data + block("N", "second") + "> <z>\n2\n\n$$$$\n"
+    (record,) = read(write(file, ".sdf", text)) or []
+    assert len(by_rdkit(text)) == 1
+    line = block("CO", "").count("\n") + data.count("\n")
+    assert f"no end of the record at $$$$ in line {line}" in record.fault
+    assert record.extra == {}
+    with pytest.raises(ValueError, match="RDKit finds no end"):
+        record.text()
