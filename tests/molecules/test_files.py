@@ -120,7 +120,7 @@ NO_LABELS = {
     "1.2.3": "not a number",
     "1 2": "not a number",
     "1_000": "not a number",
-    "<0.5": "not a number",
+    "<0.5": "a censored value",
     "1,5": "a number with a decimal comma",
     "-inf": "beyond float32",
     "1e39": "beyond float32",
