@@ -35,7 +35,8 @@ def test_targets_are_the_columns_of_numbers(tmp_path: Path) -> None:
     path.write_text("\n".join(["smiles,registered,value", *rows]), encoding="utf-8")
     assert "value; not targets: registered (whole" in str(find_targets(path))
     path.write_text("\n".join(["smiles,registered,value", *rows, "CO,9,<0.5"]), encoding="utf-8")
-    with pytest.raises(ValueError, match=r"a cell of 'value' is a censored value[\s\S]*<0.5") as caught:
+    words = r"a cell of 'value' is a censored value[\s\S]*<0.5"
+    with pytest.raises(ValueError, match=words) as caught:
         find_targets(path)
     assert "missing" not in str(caught.value)  # it is a measurement
     assert find_targets(path, TableOptions(missing=("<0.5",))).names == ("value",)
