@@ -1,18 +1,45 @@
-"""Law: features and predictions do not depend on how a SMILES is written."""
+"""Law: a molecule is what its canonical text says, however it is written and read."""
 
+import csv
+import random
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from rdkit import Chem, RDConfig
+from rdkit.Chem.Scaffolds import MurckoScaffold
 
-from pyg_dynbatch.data import AtomFeatures, MoleculeData, MoleculeFeaturizer
+from pyg_dynbatch.data import (
+    AtomFeatures,
+    MoleculeData,
+    MoleculeError,
+    MoleculeFeaturizer,
+    MorganCounts,
+    RDKitDescriptors,
+)
 from pyg_dynbatch.lightning import MoleculeProperty
 from pyg_dynbatch.models import MoleculePredictor, MoleculeSchema
+from pyg_dynbatch.molecules.features.rdkit_access import (
+    canonical_smiles,
+    molecule_of,
+    murcko_scaffold,
+    parse_mol_block,
+    smiles_of_block,
+)
+from pyg_dynbatch.molecules.files.build import featurize_record
+from pyg_dynbatch.molecules.files.read import RawMolecule
+from pyg_dynbatch.molecules.splits import canonical_texts, describe_duplicates
+from tests.molecules.writings import ODD
 
 # Most metals have no partial charge; RDKit's extremes over atoms must not depend on their order.
 METALS = ["C[Mg]Br", "[O-][N+](=O)[Co+]12(NCCN1)(NCCN2)[N+]([O-])=O", "N[Pt](N)(Cl)Cl"]
+# Maps would make stereo centers of symmetric atoms; double bonds without stereo; a drawn ring NH.
+TRAPS = ["CC(C)Cc1ccc(C)cc1", "CC=CC(O)C=CC", "C/C=C/[C@H](F)c1c[nH]cc1", "CN(C)CC/C=C1\\CCCCC1Cl"]
+# RDKit's labels of its stereo centers depend on the order of the atoms.
+RING_OF_CENTERS = Chem.CanonSmiles("Cl[C@H]1[C@H](Cl)[C@@H](Cl)[C@@H](Cl)[C@H](Cl)[C@H]1Cl")
+CHARGED = ["[NH3+]CC([O-])=O", "C[n+]1cccc(C([O-])=O)c1", "[Na+].CC(=O)[O-]", "Oc1cccc[nH+]1"]
 
 
 def nci(count: int) -> list[str]:
@@ -22,10 +49,54 @@ def nci(count: int) -> list[str]:
     return smiles[:: len(smiles) // count][:count]
 
 
-def random_writing(mol: Chem.Mol) -> tuple[str, list[int]]:
-    """Return a random SMILES of ``mol`` and the previous index of each of its atoms."""
-    text = Chem.MolToSmiles(mol, doRandom=True)
+Writing = tuple[str, list[int]]
+"""A SMILES or a mol block, and which atom of the source each of its atoms is."""
+
+
+def written(mol: Chem.Mol, **options: bool) -> Writing:
+    text = Chem.MolToSmiles(mol, **options)
     return text, list(mol.GetPropsAsDict(True, True)["_smilesAtomOutputOrder"])
+
+
+def at_random(mol: Chem.Mol) -> Writing:
+    return written(mol, doRandom=True)
+
+
+def mapped(mol: Chem.Mol) -> Chem.Mol:
+    """Return a copy with a random atom map on each atom."""
+    copied = Chem.Mol(mol)
+    numbers = random.sample(range(1, 999), mol.GetNumAtoms())
+    for atom, number in zip(copied.GetAtoms(), numbers, strict=True):
+        atom.SetAtomMapNum(number)
+    return copied
+
+
+def block(mol: Chem.Mol, write: Callable[..., str] = Chem.MolToMolBlock) -> Writing:
+    return write(mol), list(range(mol.GetNumAtoms()))
+
+
+def labelled(mol: Chem.Mol) -> Writing:
+    text, order = at_random(mol)
+    return f"{text} |$a{';b' * (len(order) - 1)}$|", order
+
+
+WRITINGS: dict[str, Callable[[Chem.Mol], Writing]] = {
+    "random": at_random,
+    "maps": lambda mol: at_random(mapped(mol)),
+    "hydrogens": lambda mol: at_random(Chem.AddHs(mol)),
+    "maps, hydrogens": lambda mol: at_random(mapped(Chem.AddHs(mol))),
+    "kekulized": lambda mol: written(mol, kekuleSmiles=True, canonical=False),
+    "labels": labelled,
+    "V2000": block,
+    "V3000": lambda mol: block(mol, Chem.MolToV3KMolBlock),
+    "V2000, maps, hydrogens": lambda mol: block(mapped(Chem.AddHs(mol))),
+    "V3000, maps, kekulized": lambda mol: block(mapped(mol), Chem.MolToV3KMolBlock),
+}
+
+
+def record_of(text: str) -> RawMolecule:
+    is_block = "\n" in text
+    return RawMolecule(0, "a:1", None if is_block else text, text if is_block else None)
 
 
 def in_float64(molecule: MoleculeData) -> MoleculeData:
@@ -39,46 +110,205 @@ def close(one: np.ndarray, other: np.ndarray, text: str) -> None:
     np.testing.assert_allclose(one, other, rtol=1e-6, atol=1e-6, equal_nan=True, err_msg=text)
 
 
-def check(featurizer: MoleculeFeaturizer, source: list[str], writings: int) -> None:
-    """Check several random writings of each molecule."""
-    # DeepChem's implicit valence depends, by definition, on the brackets around an atom.
-    kept = np.array(["implicit_valence" not in name for name in featurizer.atom_names])
-    made = [in_float64(featurizer(smiles)) for smiles in source]
-    schema = MoleculeSchema(
-        featurizer.spec, len(featurizer.atom_names), featurizer.pair_table, ("size",)
-    )
-    task = MoleculeProperty(schema.as_dict(), hidden=8, atom_out=8, readout="sum", head=[8])
-    if "descriptor" in made[0]:
-        task.fit_descriptors(torch.cat([molecule.descriptor for molecule in made]))
-    predictor = MoleculePredictor([task.double().eval()])
-    for smiles, molecule in zip(source, made, strict=True):
-        mol = featurizer.prepare(smiles)
-        rows, codes = featurizer.atom_rows(mol)[:, kept], featurizer.pair_codes(mol)
-        others = []
-        for _ in range(writings):
-            text, order = random_writing(mol)
-            other = featurizer.prepare(text)
-            close(featurizer.atom_rows(other)[:, kept], rows[order], text)
+def sorted_by_rank(rows: np.ndarray, ranks: np.ndarray) -> np.ndarray:
+    """Sort the rows of atoms by rank; RDKit may exchange the labels of equivalent atoms."""
+    return rows[np.lexsort((*rows.T, ranks))]
+
+
+class Law:
+    """The features and predictions of one featurizer, compared between writings."""
+
+    def __init__(self, featurizer: MoleculeFeaturizer, source: list[str]) -> None:
+        self.featurizer = featurizer
+        # DeepChem's implicit valence depends, by definition, on the brackets around an atom.
+        self.kept = np.array(["implicit_valence" not in name for name in featurizer.atom_names])
+        channels = len(featurizer.atom_names)
+        schema = MoleculeSchema(featurizer.spec, channels, featurizer.pair_table, ("size",))
+        task = MoleculeProperty(schema.as_dict(), hidden=8, atom_out=8, readout="sum", head=[8])
+        if featurizer.descriptor_names:
+            task.fit_descriptors(torch.cat([featurizer(text).descriptor for text in source]))
+        self.predictor = MoleculePredictor([task.double().eval()])
+
+    def data(self, text: str) -> MoleculeData:
+        molecule = in_float64(featurize_record(self.featurizer, record_of(text)))
+        molecule.x[:, ~self.kept] = 0
+        return molecule
+
+    def check(self, smiles: str, writings: dict[str, Callable[[Chem.Mol], Writing]]) -> None:
+        mol = Chem.MolFromSmiles(smiles)
+        first = self.data(smiles)
+        prepared = self.featurizer.prepare(smiles)
+        rows = self.featurizer.atom_rows(prepared)[:, self.kept]
+        codes = self.featurizer.pair_codes(prepared)
+        ranks = np.array(Chem.CanonicalRankAtoms(mol, breakTies=False))
+        found = [first]
+        for name, write in writings.items():
+            text, order = write(mol)
+            order = [atom for atom in order if atom < mol.GetNumAtoms()]  # without hydrogens
+            self._check_texts(mol, text)
+            said = f"{name}: {text}"
+            other = parse_mol_block(text) if "\n" in text else text
+            other = self.featurizer.prepare(other)
+            other_rows = self.featurizer.atom_rows(other)[:, self.kept]
+            close(sorted_by_rank(other_rows, ranks[order]), sorted_by_rank(rows, ranks), said)
             np.testing.assert_array_equal(
-                featurizer.pair_codes(other), codes[np.ix_(order, order)], text
+                self.featurizer.pair_codes(other), codes[np.ix_(order, order)], said
             )
-            others.append(in_float64(featurizer(text)))
-            others[-1].x[:, ~kept], molecule.x[:, ~kept] = 0, 0
-            if "descriptor" in molecule:
-                close(others[-1].descriptor.numpy(), molecule.descriptor.numpy(), text)
-        values = predictor.predict([molecule, *others]).values
+            found.append(self.data(text))
+            if "descriptor" in first:
+                close(found[-1].descriptor.numpy(), first.descriptor.numpy(), said)
+        values = self.predictor.predict(found).values
         close(values, np.broadcast_to(values[0], values.shape), smiles)
 
+    @staticmethod
+    def _check_texts(mol: Chem.Mol, text: str) -> None:
+        """Compare with RDKit's own texts of a molecule that was written plainly."""
+        is_block = "\n" in text
+        canonical = smiles_of_block(text) if is_block else canonical_smiles(text)
+        assert canonical == Chem.MolToSmiles(mol), text
+        found = parse_mol_block(text) if is_block else text
+        expected = MurckoScaffold.MurckoScaffoldSmiles(mol=mol, includeChirality=False)
+        assert murcko_scaffold(found) == Chem.CanonSmiles(expected), text
 
-@pytest.mark.parametrize(
-    ("molecules", "writings"), [(9, 3), pytest.param(200, 10, marks=pytest.mark.long)]
-)
-@pytest.mark.parametrize(("features", "descriptors"), [("kearnes", "rdkit"), ("deepchem", None)])
-def test_every_writing_has_the_same_features_and_predictions(
-    features: str, descriptors: str | None, molecules: int, writings: int
+
+FEATURIZERS = {
+    "kearnes": lambda: MoleculeFeaturizer(
+        descriptors=[RDKitDescriptors(), MorganCounts(size=64, chirality=True)]
+    ),
+    "deepchem": lambda: MoleculeFeaturizer("deepchem", "deepchem", chirality=True),
+}
+
+
+@pytest.mark.parametrize("molecules", [6, pytest.param(150, marks=pytest.mark.long)])
+@pytest.mark.parametrize("features", FEATURIZERS)
+def test_every_writing_is_the_same_molecule(features: str, molecules: int) -> None:
+    random.seed(0)
+    source = [Chem.CanonSmiles(smiles) for smiles in nci(molecules) + METALS + TRAPS]
+    law = Law(FEATURIZERS[features](), source)
+    for smiles in source:
+        law.check(smiles, WRITINGS)
+
+
+@pytest.mark.parametrize("features", FEATURIZERS)
+@pytest.mark.parametrize("count", [2, pytest.param(40, marks=pytest.mark.long)])
+def test_every_writing_of_measured_molecules_is_the_same(
+    features: str, count: int, shared_data: Callable[[str], Path]
 ) -> None:
-    featurizer = MoleculeFeaturizer(features, features, descriptors=descriptors)
-    check(featurizer, nci(molecules) + METALS, writings)
+    random.seed(1)
+    source: list[str] = []
+    for name in ("bbbp", "esol", "freesolv", "lipophilicity", "tox21"):
+        text = shared_data(f"molecules/{name}.csv").read_text(encoding="utf-8")
+        lines = csv.DictReader(text.splitlines())
+        parsed = (Chem.MolFromSmiles(line["smiles"]) for line in list(lines)[7::50])
+        good = [Chem.MolToSmiles(mol) for mol in parsed if mol is not None]
+        source += [smiles for smiles in good[:count] if smiles != RING_OF_CENTERS]
+    law = Law(FEATURIZERS[features](), source)
+    for smiles in source:
+        law.check(smiles, WRITINGS)
+
+
+# Two or more texts of one molecule, from either side of a group of stereo centers.
+GROUPS = [
+    ["C[C@H](O)c1ccccc1 |&1:1|", "C[C@@H](O)c1ccccc1 |&1:1|", "c1ccccc1[C@@H](C)O |&5:6|"],
+    ["C[C@H](O)[C@@H](F)Cl |o1:1,3|", "C[C@@H](O)[C@H](F)Cl |o1:1,3|"],
+    ["C[C@H](O)[C@@H](F)Cl |&1:1,o1:3|", "C[C@@H](O)[C@@H](F)Cl |&1:1,o1:3|"],
+    ["C[C@H](O)[C@@H](F)Cl |a:1,3|", "C[C@H](O)[C@@H](F)Cl"],
+    ["C[C@H](O)[C@@H](C)O |&1:1,3|", "C[C@H](O)[C@@H](C)O"],  # a meso compound
+    ["C[C@H]1CC[C@@H](O)CC1Br |&1:1,4|", "C[C@@H]1CC[C@H](O)CC1Br |&1:1,4|"],
+]
+
+
+@pytest.mark.parametrize("texts", GROUPS, ids=lambda texts: texts[0])
+def test_a_group_of_stereo_centers_is_one_molecule_from_both_sides(texts: list[str]) -> None:
+    law = Law(FEATURIZERS["kearnes"](), texts)
+    blocks = [Chem.MolToV3KMolBlock(Chem.MolFromSmiles(text)) for text in texts]
+    found = [law.data(text) for text in [*texts, *blocks]]
+    assert len({canonical_smiles(text) for text in texts}) == 1
+    assert {molecule.smiles for molecule in found[len(texts) :]} == {canonical_smiles(texts[0])}
+    assert describe_duplicates(canonical_texts(texts), np.zeros((len(texts), 1))) != ""
+    for other in found[1:]:
+        close(np.sort(other.x.numpy(), 0), np.sort(found[0].x.numpy(), 0), texts[0])
+        close(other.descriptor.numpy(), found[0].descriptor.numpy(), texts[0])
+    values = law.predictor.predict(found).values
+    close(values, np.broadcast_to(values[0], values.shape), texts[0])
+
+
+def test_a_racemate_is_no_enantiomer() -> None:
+    texts = ["C[C@H](O)F", "C[C@@H](O)F", "C[C@H](O)F |&1:1|", "C[C@H](O)F |o1:1|", "CC(O)F"]
+    assert len(set(canonical_texts(texts))) == 5
+
+
+@pytest.mark.parametrize("smiles", [*CHARGED, *nci(3)])
+@pytest.mark.parametrize("steps", [["neutral"], ["neutral", "tautomer"]], ids="-".join)
+def test_a_standardized_molecule_is_that_of_its_own_text(smiles: str, steps: list[str]) -> None:
+    options = {"descriptors": RDKitDescriptors(["MolWt", "MolLogP", "NumHDonors", "RingCount"])}
+    standardizing = MoleculeFeaturizer(standardize=steps, **options)
+    mol = standardizing.prepare(smiles)
+    text, order = written(mol)
+    for featurizer in (MoleculeFeaturizer(**options), standardizing):
+        close(featurizer(text).x.numpy(), standardizing(smiles).x.numpy()[order], text)
+        close(featurizer(text).descriptor.numpy(), standardizing(smiles).descriptor.numpy(), text)
+        again = featurizer.pair_codes(featurizer.prepare(text))
+        np.testing.assert_array_equal(again, standardizing.pair_codes(mol)[np.ix_(order, order)])
+    source = Chem.MolFromSmiles(smiles)
+    assert [atom.GetAtomicNum() for atom in mol.GetAtoms()] == [
+        atom.GetAtomicNum() for atom in source.GetAtoms()
+    ]
+
+
+def test_a_standardized_molecule_that_cannot_be_read_is_bad() -> None:
+    reason = r"standardized form 'C\[SiH\].*' is rejected: Explicit valence for atom # 1 Si"
+    with pytest.raises(MoleculeError, match=reason):
+        MoleculeFeaturizer(standardize=["neutral"])("C[Si-](O)(O)(O)O")
+
+
+@pytest.mark.parametrize("name", [name for name in ODD if Chem.MolFromSmiles(ODD[name])])
+def test_a_molecule_in_memory_is_that_of_its_text(name: str) -> None:
+    for mol in (Chem.MolFromSmiles(ODD[name]), Chem.MolFromSmiles(ODD[name], sanitize=False)):
+        assert canonical_smiles(mapped(mol)) == Chem.CanonSmiles(ODD[name])
+        assert molecule_of(mol).GetNumAtoms() == Chem.MolFromSmiles(ODD[name]).GetNumAtoms()
+
+
+def atom_block(symbol: str, more: str = "") -> str:
+    """Return a mol block of carbon bonded to an atom of that symbol."""
+    atoms = [f"{0:10.4f}{0:10.4f}{0:10.4f} {each:<3} 0  0" for each in ("C", symbol)]
+    return "\n".join(
+        ["", "", "", "  2  1  0  0  0  0  0  0  0  0999 V2000", *atoms, f"  1  2  1  0{more}"]
+        + ["M  END", ""]
+    )
+
+
+RGROUP, LIST, SUBSTITUTED = (
+    "\nM  RGP  1   2   1",
+    "\nM  ALS   2  2 F C   N   ",
+    "\nM  SUB  1   2   2",
+)
+QUERIES = {
+    **{symbol: atom_block(symbol) for symbol in ("A", "Q", "X", "M", "AH", "R1")},
+    "R#": atom_block("R#", RGROUP),
+    "list": atom_block("L", LIST),
+    "substitution": atom_block("C", SUBSTITUTED),
+    **{f"smiles {label}": f"C* |$;{label}$|" for label in ("_R1", "Q_e", "A_p", "X_p")},
+    "smiles list": "C[C,N]",
+}
+
+
+@pytest.mark.parametrize("kind", QUERIES)
+def test_query_atoms_are_bad(kind: str) -> None:
+    with pytest.raises(MoleculeError) as caught:
+        featurize_record(MoleculeFeaturizer(), record_of(QUERIES[kind]))
+    assert caught.value.reason == "query atom"
+    assert caught.value.atom == (None if kind == "smiles list" else 1)
+
+
+def test_a_query_molecule_in_memory_is_bad() -> None:
+    with pytest.raises(MoleculeError, match="query atom"):
+        molecule_of(Chem.MolFromSmarts("C[N,O]"))
+
+
+@pytest.mark.parametrize("text", ["C*", "C[*:7]", atom_block("R")])
+def test_dummy_atoms_are_not_queries(text: str) -> None:
+    assert featurize_record(MoleculeFeaturizer(), record_of(text)).num_nodes == 2
 
 
 class ChiralTags(AtomFeatures):
@@ -103,6 +333,7 @@ class AtomNumbers(AtomFeatures):
 
 @pytest.mark.parametrize("faulty", [ChiralTags, AtomNumbers])
 def test_features_that_depend_on_the_writing_break_the_law(faulty: type[AtomFeatures]) -> None:
-    featurizer = MoleculeFeaturizer(extra_atoms=[faulty()])
+    random.seed(2)
+    law = Law(MoleculeFeaturizer(extra_atoms=[faulty()]), [])
     with pytest.raises(AssertionError, match="Mismatched elements"):
-        check(featurizer, ["C[C@H](N)C(=O)O"], writings=20)
+        law.check("C[C@H](N)C(=O)O", {str(number): at_random for number in range(20)})

@@ -80,6 +80,8 @@ def test_mol_blocks() -> None:
 
 
 def test_bad_mol_blocks_give_a_reason() -> None:
+    with pytest.raises(MoleculeError, match="a reaction, not a molecule"):
+        parse_mol_block("$RXN\n\n\n\n  1  1\n")
     raw = Chem.MolFromSmiles("CC(C)(C)(C)C", sanitize=False)
     block = Chem.MolToMolBlock(raw, kekulize=False)
     with pytest.raises(MoleculeError, match="the molecule cannot be used") as caught:

@@ -116,7 +116,7 @@ def _cached(atoms: int) -> Int[np.ndarray, " pair"]:
 
 
 # Changed by every release that changes any of the features, so that stores are rebuilt.
-_FORMAT = "MoleculeFeaturizer 2"
+_FORMAT = "MoleculeFeaturizer 3"
 _UNKNOWN = "MoleculeFeaturizer: unknown"
 _SETS = ("kearnes", "deepchem")
 # Features of this package, whose results need not be checked.
@@ -135,7 +135,7 @@ class MoleculeFeaturizer:
             heaviest, then the first by canonical SMILES.
         standardize: Steps after the choice of fragments: ``"neutral"`` (charges that protons can
             balance are removed), ``"tautomer"`` (RDKit's canonical tautomer, without the stereo of
-            the centers and double bonds that may move).
+            the centers and double bonds that may move). The result is read from its own SMILES.
         chirality: Whether sets given by name describe stereo; None for as published (Kearnes does).
         max_atoms: Larger molecules raise an error: the number of pairs grows quadratically.
         extra_atoms: Further atom features, appended as columns.
