@@ -2,6 +2,7 @@ import pickle
 import warnings
 from typing import Any
 
+import hypothesis
 import numpy as np
 import pytest
 import torch
@@ -15,7 +16,7 @@ from pyg_dynbatch.core.levels import Levels, schedule_structure
 from pyg_dynbatch.data import DynTreeData, from_nested
 from pyg_dynbatch.loader import Collater
 from pyg_dynbatch.models import TreeClassifier
-from tests.strategies import batches, dags, diamond, trees
+from tests.strategies import Dag, batches, dags, diamond, trees
 
 TREE = from_nested((4, (5, 6)))
 LEAF = from_nested(3)
@@ -228,6 +229,7 @@ def warnings_of(examples: list, direction: str) -> list[str]:
 
 
 @pytest.mark.parametrize("direction", ["bottom_up", "top_down", "both"])
+@hypothesis.example([Dag(((1, 2), (), ()))])
 @given(st.lists(trees() | dags(), min_size=1, max_size=3))
 def test_trees_that_stand_on_their_heads_are_warned_of_once(direction: str, graphs: list) -> None:
     def batch(is_reversed: bool) -> list[Data]:
