@@ -251,6 +251,15 @@ def _gather(column: Any, rows: np.ndarray, axis: int) -> Any:
     return column.index_select(axis, torch.from_numpy(rows))
 
 
+def check_tokens(owner: str, token: Any) -> None:
+    """Check that tokens, if there are any, are whole numbers in one vector."""
+    is_vector = isinstance(token, Tensor) and token.dim() == 1
+    if token is not None and (not is_vector or token.is_floating_point()):
+        what, expected = f"{owner}: token has an invalid shape or dtype", "int64 tensor [node]"
+        hint = "Vocabulary.rows numbers words; features belong into x"
+        raise mismatch(ValueError, what, expected, describe_value(token), hint=hint)
+
+
 def slices_of(batch: Any) -> Mapping[str, Tensor]:
     """Return where the rows of each example begin, per field; empty if PyG did not store them."""
     # Private in PyG, and the only copy of these numbers on the host.

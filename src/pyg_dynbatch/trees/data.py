@@ -33,6 +33,7 @@ from pyg_dynbatch.loading import (
     PlanningLoader,
     RaggedColumns,
     allow_batches,
+    check_tokens,
     slices_of,
 )
 
@@ -422,15 +423,6 @@ def check_rows(nodes: np.ndarray, starts: Mapping[str, np.ndarray], index: np.nd
         expected = f"node numbers from 0 to {sizes[number] - 1}"
         got, where = "{} -> {}".format(*index[:, edge]), f"example {number} of the batch"
         raise mismatch(ValueError, what, expected, got, where=where)
-
-
-def check_tokens(owner: str, token: Any) -> None:
-    """Check that tokens, if there are any, are whole numbers in one vector."""
-    is_vector = isinstance(token, Tensor) and token.dim() == 1
-    if token is not None and (not is_vector or token.is_floating_point()):
-        what, expected = f"{owner}: token has an invalid shape or dtype", "int64 tensor [node]"
-        hint = "Vocabulary.rows numbers words; features belong into x"
-        raise mismatch(ValueError, what, expected, describe_value(token), hint=hint)
 
 
 def _check_merged(batch: Any) -> None:

@@ -10,10 +10,9 @@ from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.core.levels import Levels, derive_levels
 from pyg_dynbatch.core.operation import calls_only
 from pyg_dynbatch.core.structure import roots_of
-from pyg_dynbatch.loading import slices_of
+from pyg_dynbatch.loading import check_tokens, slices_of
 from pyg_dynbatch.nn import ChildSumTreeLSTM, NaryTreeLSTM, RecursiveLayer, TreeGRU, TreeRNN
 from pyg_dynbatch.nn.recursive import level_row
-from pyg_dynbatch.trees.data import check_tokens
 
 # Up to this fraction of distinct tokens, gathering leaves is cheaper than computing all of them.
 _WORTH_SHARING = 0.85
