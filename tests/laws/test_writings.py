@@ -256,6 +256,16 @@ def test_a_standardized_molecule_is_that_of_its_own_text(smiles: str, steps: lis
     ]
 
 
+def test_a_standardized_racemate_is_one_molecule_from_both_sides() -> None:
+    neutralizing = MoleculeFeaturizer(standardize=["neutral"])
+    texts = [f"[O-]C(=O)C[C{mark}H](F)C[NH3+] |&1:4|" for mark in ("@", "@@")]
+    first, second = map(neutralizing.prepare, texts)
+    assert canonical_smiles(first) == canonical_smiles(second)
+    assert canonical_smiles(first).endswith("|")
+    close(neutralizing(texts[0]).x.numpy(), neutralizing(texts[1]).x.numpy(), texts[0])
+    assert [atom.GetSymbol() for atom in first.GetAtoms()] == [*"OCOCCFCN"]
+
+
 def test_a_standardized_molecule_that_cannot_be_read_is_bad() -> None:
     reason = r"standardized form 'C\[SiH\].*' is rejected: Explicit valence for atom # 1 Si"
     with pytest.raises(MoleculeError, match=reason):

@@ -1,7 +1,7 @@
 """Parse SMILES and mol blocks with RDKit; fragments, scaffolds, errors that name the atom."""
 
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from functools import cache, partial
 from importlib import import_module
 from pathlib import Path
@@ -85,6 +85,7 @@ INPUT_ATOM = "input_atom"
 _LONGEST_SHOWN = 80
 _EXTENSION = re.compile(r"\|.*\|", re.DOTALL)
 _ANNOTATION = re.compile(r"[|:]")  # an extension, an atom map; also a bond, which does no harm
+_MALFORMED = "it is not a well-formed SMILES"
 _PLACE = "place"  # property of atoms: their index before RDKit renumbers them
 
 
@@ -164,17 +165,22 @@ def parse_smiles(smiles: object) -> Mol:
         after = f"the blank at character {len(first) + 1} is followed by"
         reason = f"syntax: {after} {rest[0][:_LONGEST_SHOWN]!r}, not |…|"
         raise MoleculeError(_other_kind(text) or reason, smiles=text)
-    with rdkit_module("rdBase").BlockLogs():
-        # RDKit ignores any other character and all that follows it.
-        readable = first.isascii() and "\0" not in text
-        mol = chem().MolFromSmiles(text, _parser(True)) if readable else None
-        raw = chem().MolFromSmiles(text, _parser(False)) if readable and mol is None else None
-    if mol is None:
-        if raw is not None:
-            raise _rejected(raw, text)
-        raise MoleculeError(_other_kind(text) or "it is not a well-formed SMILES", smiles=text)
+    if not first.isascii() or "\0" in text:  # RDKit ignores these and all that follows
+        raise MoleculeError(_MALFORMED, smiles=text)
+    mol = _from_text(text)
     is_plain = mol.GetNumHeavyAtoms() == mol.GetNumAtoms() and not _ANNOTATION.search(text)
-    return mol if is_plain else _read_again(_without_annotations(mol, text), _from_canonical)
+    return mol if is_plain else _read_again(_without_annotations(mol, text))
+
+
+def _from_text(text: str) -> Mol:
+    with rdkit_module("rdBase").BlockLogs():
+        mol = chem().MolFromSmiles(text, _parser(True))
+        raw = chem().MolFromSmiles(text, _parser(False)) if mol is None else None
+    if raw is not None:
+        raise _rejected(raw, text)
+    if mol is None:
+        raise MoleculeError(_other_kind(text) or _MALFORMED, smiles=text)
+    return mol
 
 
 @cache
@@ -200,7 +206,7 @@ def parse_mol_block(block: str) -> Mol:
         >>> parse_mol_block(Chem.MolToMolBlock(Chem.MolFromSmiles("CCO"))).GetNumAtoms()
         3
     """
-    return _read_again(_from_block(block), _from_canonical)
+    return _read_again(_from_block(block))
 
 
 def smiles_of_block(block: str) -> str:
@@ -241,8 +247,7 @@ def molecule_of(given: object) -> Mol:
     if not isinstance(given, chem().Mol):
         expected, got = "a SMILES or an rdkit.Chem.Mol", type(given).__name__
         raise mismatch(TypeError, "the input is not a molecule", expected, got)
-    mol = _without_annotations(_perceived(chem().Mol(given), None), None)
-    return _read_again(mol, _from_canonical)
+    return _read_again(_without_annotations(_perceived(chem().Mol(given), None), None))
 
 
 def _without_annotations(mol: Mol, text: str | None) -> Mol:
@@ -294,36 +299,29 @@ def _perceived(mol: Mol, text: str | None) -> Mol:
     return mol
 
 
-def _read_again(mol: Mol, read: Callable[[str], Mol]) -> Mol:
+def _read_again(mol: Mol) -> Mol:
     """Read a molecule from its canonical text; its atoms keep their order."""
     if mol.GetStereoGroups():
         # The text holds one of the isomers that a group stands for, whichever was written.
         placed = chem().Mol(mol)
         for atom in atoms_of(placed):
             atom.SetIntProp(_PLACE, atom.GetIdx())
-        again = read(_extended(placed, chem().CXSmilesFields.CX_ATOM_PROPS))
-        place_of = [int(atom.GetProp(_PLACE)) for atom in atoms_of(again)]
+        again = _from_text(_extended(placed, chem().CXSmilesFields.CX_ATOM_PROPS))
+        places = [int(atom.GetProp(_PLACE)) for atom in atoms_of(again)]
     else:
-        again = read(str(chem().MolToSmiles(mol)))
-        written = list(mol.GetPropsAsDict(True, True).get("_smilesAtomOutputOrder", ()))
-        place_of = [written[_input_atom(atom)] for atom in atoms_of(again)]
-    if not place_of:
+        again = _from_text(str(chem().MolToSmiles(mol)))
+        places = list(mol.GetPropsAsDict(True, True).get("_smilesAtomOutputOrder", ()))
+    if not places:
         return again
-    order = sorted(range(len(place_of)), key=place_of.__getitem__)
+    order = sorted(range(len(places)), key=places.__getitem__)
     again = _perceived(chem().RenumberAtoms(again, order), None)
-    kept = [_input_atom(mol.GetAtomWithIdx(place)) for place in sorted(place_of)]
-    for atom, index in zip(atoms_of(again), kept, strict=True):
+    for atom, former in zip(atoms_of(again), atoms_of(mol), strict=True):
         atom.ClearProp(INPUT_ATOM)
-        if kept != list(range(len(kept))):
-            atom.SetIntProp(INPUT_ATOM, index)
-    for conformer in mol.GetConformers() if len(kept) == mol.GetNumAtoms() else ():
+        if former.HasProp(INPUT_ATOM):
+            atom.SetIntProp(INPUT_ATOM, _input_atom(former))
+    for conformer in mol.GetConformers():
         again.AddConformer(conformer)
     return again
-
-
-def _from_canonical(text: str) -> Mol:
-    with rdkit_module("rdBase").BlockLogs():
-        return chem().MolFromSmiles(text, _parser(True))
 
 
 def _written(mol: Mol) -> str:
@@ -428,7 +426,7 @@ def standardized(mol: Mol, steps: Collection[str]) -> Mol:
     if not is_charged and "tautomer" not in steps:
         return mol
     try:
-        return _read_again(mol, parse_smiles)
+        return _read_again(mol)
     except MoleculeError as error:
         reason = f"its standardized form {error.smiles!r} is rejected: {error.reason}"
         raise MoleculeError(reason) from error
@@ -451,7 +449,7 @@ def murcko_scaffold(molecule: str | Mol, *, chirality: bool = False) -> str:
         >>> murcko_scaffold("CCc1ccccc1"), murcko_scaffold("CCO")
         ('c1ccccc1', '')
     """
-    mol = _from_canonical(canonical_smiles(molecule))
+    mol = _from_text(canonical_smiles(molecule))
     scaffolds = rdkit_module("Chem.Scaffolds.MurckoScaffold")
     with rdkit_module("rdBase").BlockLogs():
         return str(scaffolds.MurckoScaffoldSmiles(mol=mol, includeChirality=chirality))
