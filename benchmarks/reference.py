@@ -295,9 +295,14 @@ def _of_seeds(name: str, options: argparse.Namespace) -> dict[str, dict[str, lis
     row, scores = ROWS[name], []
     for seed in SEEDS:
         place = f"{name}-{seed}"
-        more = ["--trainer.logger.init_args.name", place, "--trainer.logger.init_args.version", "0"]
+        more = [
+            "--trainer.logger.init_args.name",
+            place,
+            "--trainer.logger.init_args.version",
+            "run",
+        ]
         _call(row.command.replace("SEED", str(seed)), options, options.results, more)
-        metrics = read_table(options.results / "runs" / place / "0" / "metrics.csv")
+        metrics = read_table(options.results / "runs" / place / "run" / "metrics.csv")
         found = [line[column] for line in metrics if line.get(column := f"test/{row.metric}")]
         scores.append(float(found[-1]))
     return {row.ours: {row.metric: scores}}

@@ -8,9 +8,7 @@ Data:     that of configs/NAME.yaml, or your own table with configs/molecules.ya
 Protocol: each seed draws a split, and trains the network by `pyg-dynbatch fit`. The other models
           read RDKit's descriptors and Morgan counts of the same training molecules; the strength
           of the linear one is chosen by cross-validation. The mean is that of all predictions.
-Result:   docs/reference.md
-
-Networks are kept in --output: delete their folder to train them again.
+Result:   docs/reference.md; networks are kept in --output, delete their folder to train again
 """
 
 import argparse
@@ -41,14 +39,12 @@ def train(seed: int, options: argparse.Namespace) -> dict[str, Table]:
     folder = options.output / f"{options.config}-{seed}"
     words = ["--config", f"{options.config}.yaml", "--seed_everything", str(seed)]
     words += ["--data.init_args.split.seed", str(seed)]
-    words += ["--trainer.logger.init_args.save_dir", str(options.output)]
-    words += ["--trainer.logger.init_args.name", folder.name]
-    words += ["--trainer.logger.init_args.version", "network"]
+    logger = {"save_dir": options.output, "name": folder.name, "version": "network"}
+    for name, value in logger.items():
+        words += [f"--trainer.logger.init_args.{name}", str(value)]
     for name in ("file", "raw_dir"):
         if (path := getattr(options, name)) is not None:
             words += [f"--data.init_args.{name}", str(path)]
-    if options.epochs is not None:
-        words += ["--trainer.max_epochs", str(options.epochs)]
     checkpoint = folder / "network" / "best.ckpt"
     calls = [] if checkpoint.is_file() else [["fit", *words]]
     for part in PARTS:
@@ -57,13 +53,11 @@ def train(seed: int, options: argparse.Namespace) -> dict[str, Table]:
     for call in calls:
         if command(call):
             raise SystemExit(f"the command has failed: {' '.join(call)}")
-    return {part: read(folder / part / "predictions.csv") for part in PARTS}
-
-
-def read(path: Path) -> Table:
-    """Read a table."""
-    with path.open(newline="", encoding="utf-8") as file:
-        return list(csv.DictReader(file))
+    tables = {}
+    for part in PARTS:
+        with (folder / part / "predictions.csv").open(newline="", encoding="utf-8") as file:
+            tables[part] = list(csv.DictReader(file))
+    return tables
 
 
 def numbers(table: Table, column: str) -> np.ndarray:
@@ -137,7 +131,6 @@ def main() -> None:
     add("--file", type=Path, help="your own table, for molecules")
     add("--raw-dir", type=Path, help="folder of the files of MoleculeNet")
     add("--seeds", nargs="+", type=int, default=[1, 2, 3, 4, 5])
-    add("--epochs", type=int)
     add("--output", type=Path, default=Path("runs/baselines"))
     add("--json", type=Path)
     options = parser.parse_args()
