@@ -200,7 +200,9 @@ class DocumentFileData(SplitDataModule):
     def make_loader(self, dataset: Any, batch_size: int = 1, **options: Any) -> PlanningLoader:
         """Create a loader of traced documents."""
         collater: Any = partial(collate, self._compiler().collate)
-        return PlanningLoader(dataset, batch_size, shuffle=False, collater=collater, **options)
+        return PlanningLoader(
+            dataset, batch_size=batch_size, shuffle=False, collater=collater, **options
+        )
 
     def describe_examples(self, example: np.ndarray) -> dict[str, np.ndarray]:
         """Return the places of documents, for the table of predictions."""
