@@ -291,7 +291,7 @@ class NodeBudgetBatchSampler(BatchSampler):
             ValueError,
             f"{type(self).__name__}: the sampler does not yield every example once",
             f"the numbers 0 to {len(self.sizes) - 1}, one per size",
-            f"{len(self.sampler)} numbers of {type(self.sampler).__name__}",
+            f"other numbers, of a {type(self.sampler).__name__}",
             hint="torch.utils.data.Subset(dataset, indices) for a part of the examples",
         )
 
