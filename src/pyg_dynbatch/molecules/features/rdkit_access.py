@@ -252,10 +252,11 @@ def molecule_of(given: object) -> Mol:
 
 def _without_annotations(mol: Mol, text: str | None) -> Mol:
     """Remove hydrogens and atom maps, which affect the canonical text; refuse query atoms."""
-    atoms = atoms_of(mol)
-    for atom in filter(_is_query, atoms):
-        raise MoleculeError("query atom", atom.GetIdx(), text)
-    is_mapped = any(map(chem().Atom.GetAtomMapNum, atoms))
+    atoms, kind = atoms_of(mol), chem().Atom
+    if any(map(kind.HasQuery, atoms)) or not all(map(kind.GetAtomicNum, atoms)):
+        for atom in filter(_is_query, atoms):
+            raise MoleculeError("query atom", atom.GetIdx(), text)
+    is_mapped = any(map(kind.GetAtomMapNum, atoms))
     for atom in atoms if is_mapped else ():
         atom.SetAtomMapNum(0)
     plain = _with_counted_hydrogens(mol)
