@@ -2,7 +2,7 @@
 
 import copyreg
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from copy import copy
 from functools import cache
 from operator import itemgetter
@@ -307,6 +307,8 @@ class PlanningCollater(PyGCollater, ABC):
 
     columns: ClassVar[type[RaggedColumns]]  # merge the examples quickly
     needed: ClassVar[str]  # the field that the plan is made from
+    may_warn = True
+    """Whether examples that look wrong are still to be warned of, which happens once."""
 
     def __init__(
         self, dataset: Any, follow_batch: Sequence[str] | None, exclude_keys: Sequence[str] | None
@@ -414,7 +416,7 @@ class PlanningLoader(PyGDataLoader):
         dataset: Any,
         batch_size: int | None,
         shuffle: bool | None,
-        collater: PlanningCollater,
+        collater: Callable[..., Any],
         **kwargs: Any,
     ) -> None:
         name = type(self).__name__
@@ -444,7 +446,13 @@ class PlanningLoader(PyGDataLoader):
         samplers = (self.sampler, getattr(self.batch_sampler, "sampler", None))
         if any(isinstance(sampler, DistributedSampler) for sampler in samplers):
             return self._fetched_at_first_next()
-        return super().__iter__()
+        return self._pass()
 
     def _fetched_at_first_next(self) -> Iterator[Any]:
-        yield from super().__iter__()
+        yield from self._pass()
+
+    def _pass(self) -> Iterator[Any]:
+        batches = super().__iter__()
+        if self.num_workers and isinstance(self.collate_fn, PlanningCollater):
+            self.collate_fn.may_warn = False  # the workers of this pass have copies that may
+        return batches

@@ -1,3 +1,4 @@
+import os
 import pickle
 import warnings
 from typing import Any
@@ -14,7 +15,7 @@ from torch_geometric.transforms import ToSparseTensor
 from pyg_dynbatch.core.errors import describe_value
 from pyg_dynbatch.core.levels import Levels, schedule_structure
 from pyg_dynbatch.data import DynTreeData, from_nested
-from pyg_dynbatch.loader import Collater
+from pyg_dynbatch.loader import Collater, DataLoader
 from pyg_dynbatch.models import TreeClassifier
 from tests.strategies import Dag, batches, dags, diamond, trees
 
@@ -243,3 +244,22 @@ def test_trees_that_stand_on_their_heads_are_warned_of_once(direction: str, grap
         said = warnings_of(batch(is_reversed), direction)
         assert len(said) == is_upside_down
         assert all("edge_index.flip(0)" in each for each in said)
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_workers_warn_once_in_all_passes(persistent: bool, capfd, monkeypatch) -> None:
+    monkeypatch.setattr(warnings, "showwarning", lambda text, *_: os.write(2, str(text).encode()))
+    data = Data(edge_index=torch.tensor([[2, 2], [0, 1]]), num_nodes=3)
+    loader = DataLoader([data] * 8, batch_size=1, num_workers=2, persistent_workers=persistent)
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        for _ in range(2):
+            list(loader)
+    assert capfd.readouterr().err.count("point from parent to child") == 1
+
+
+@pytest.mark.parametrize("mask", [[True, False, True], np.array([True, False, True])])
+def test_an_input_mask_is_a_tensor(mask: object) -> None:
+    data = Data(edge_index=torch.tensor([[0, 1], [2, 2]]), num_nodes=3, has_input=mask)
+    with pytest.raises(ValueError, match="has_input is not a mask"):
+        Collater()([data, data])

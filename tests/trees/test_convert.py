@@ -2,6 +2,7 @@
 
 import re
 import sys
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import networkx
@@ -115,6 +116,25 @@ SHARED = [
 def test_shared_objects(root: Any, children: Any, share: Any, count: int) -> None:
     dag = from_nested(root, children, token=no_token, share=share).validate()
     assert dag.num_nodes == count
+
+
+@dataclass(frozen=True)
+class Pair:
+    left: Any
+    right: Any
+
+
+def test_objects_too_deep_to_compare_are_named() -> None:
+    value: Any = 0
+    for _ in range(5000):
+        value = Pair(value, 1)
+
+    def parts(pair: Any) -> Any:
+        return (pair.left, pair.right) if isinstance(pair, Pair) else None
+
+    with pytest.raises(ValueError, match="nested too deeply to hash[\\s\\S]*share=id"):
+        from_nested(value, parts, token=no_token, share=True)
+    assert from_nested(value, parts, token=no_token, share=id).num_nodes == 5002
 
 
 @pytest.mark.parametrize("share", [True, id])

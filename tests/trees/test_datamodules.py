@@ -70,6 +70,13 @@ def test_splits_of_one_run_share_words_and_classes(tmp_path: Path) -> None:
     assert 0 not in everything.dataset("test")[-1].token
 
 
+def test_a_faulty_test_file_is_said_before_training(tmp_path: Path) -> None:
+    data = tree_files(tmp_path)
+    (tmp_path / "test.txt").write_text("(1 (2 good)\n", encoding="utf-8")
+    with pytest.raises(ValueError, match=r"test\.txt:1"):
+        data.setup("fit")
+
+
 def test_without_a_test_file_there_is_no_test_part(tmp_path: Path) -> None:
     files = tree_files(tmp_path).files
     data = TreeFileData(files["train"], files["val"], vectors=VectorOptions("none"))

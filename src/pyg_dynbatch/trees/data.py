@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils.data import get_worker_info
 from torch_geometric.data import Batch, Data
 from torch_geometric.data.data import DataEdgeAttr, DataTensorAttr
 from torch_geometric.data.storage import GlobalStorage
@@ -504,25 +505,34 @@ class Collater(PlanningCollater):
         self.arity = count_or_none("Collater: arity", arity)
         self.direction = direction
         checked_choice("Collater: unknown direction", direction, (*DIRECTIONS, "both"))
-        self._has_warned = False
 
     def _attach(self, merged: Batch, quick: bool) -> None:
         store, num_nodes = merged.stores[0], int(merged.num_nodes)
         check_tokens("Collater", store.get("token"))
         if not quick:  # columns have checked this when they merge
+            input_mask(store.get("has_input"))
             _check_merged(merged)
         directions = DIRECTIONS if self.direction == "both" else (self.direction,)
         for key, each in zip(("schedule", "schedule_down"), directions, strict=False):
             # As `RaggedColumns` sets fields.
             store._mapping[key] = derive_levels("Collater", store, num_nodes, self.arity, each)
-        if not self._has_warned and _is_upside_down(store["schedule"], store["edge_index"]):
-            self._has_warned = True
-            what = "Collater: the edges of trees seem to point from parent to child"
-            got = "trees only if all edges are reversed"
-            text = mismatch_text(what, "edge_index[0] the children", got, hint="edge_index.flip(0)")
-            warnings.warn(text, stacklevel=3)
+        if self.may_warn and _is_upside_down(store["schedule"], store["edge_index"]):
+            self._warn_of_reversed_edges()
         if isinstance(merged, DynTreeData) and "root_index" in store:
             _check_roots(merged, num_nodes)
+
+    def _warn_of_reversed_edges(self) -> None:
+        self.may_warn = False
+        worker = get_worker_info()
+        if worker is not None and worker.id > 0:
+            return
+        text = mismatch_text(
+            "Collater: the edges of trees seem to point from parent to child",
+            "edge_index[0] the children",
+            "trees only if all edges are reversed",
+            hint="edge_index.flip(0)",
+        )
+        warnings.warn(text, stacklevel=4)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(arity={self.arity}, direction={self.direction!r})"

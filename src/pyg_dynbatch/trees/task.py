@@ -168,9 +168,9 @@ class TreeDataModule(SplitDataModule):
         return 0 if self.encoder else self.dataset("train").num_tokens
 
     def setup(self, stage: str) -> None:
-        """Load the splits of a stage; before ``fit`` report how many words have a vector."""
+        """Load all splits, so that faults come before training; report words without a vector."""
         super().setup(stage)
-        for split in self.splits_of(stage):
+        for split in self.splits if stage == "fit" else self.splits_of(stage):
             self.dataset(split)
         if stage == "fit" and self._all_vectors is not None:
             counts = {str(split): self.load(split, None).token_counts() for split in self.splits}

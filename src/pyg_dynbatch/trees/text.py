@@ -57,7 +57,8 @@ def from_nested(
 
     Raises:
         ValueError: If ``root`` is None, an object contains itself, a leaf is not a token, there are
-            too many nodes, the features differ in width, or a whole number would be rounded.
+            too many nodes, the features differ in width, a whole number would be rounded, or an
+            object to share is nested too deeply to hash.
         TypeError: If a token is not a whole number, or a label is not a number.
 
     Example:
@@ -141,6 +142,10 @@ class _EqualityKey:
             hash(value)
         except TypeError:
             return None, id(value)
+        except RecursionError as error:
+            what = f"from_nested: an object of {type(value).__name__} is nested too deeply to hash"
+            hint = "share=id, or a function that returns a key"
+            raise mismatch(ValueError, what, "an object to compare", hint=hint) from error
         return type(value), value
 
 
