@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from pyg_dynbatch.data import MoleculeFeaturizer
+from pyg_dynbatch.data import MoleculeFeaturizer, Vocabulary
 from pyg_dynbatch.lightning import DocumentPrediction, MoleculeProperty, TreeClassification
 from pyg_dynbatch.models import MoleculeSchema
 
@@ -71,7 +71,8 @@ def checkpoint(path: Path, task: torch.nn.Module, **more: object) -> str:
 
 def test_a_checkpoint_of_trees(tmp_path: Path) -> None:
     task = TreeClassification(num_tokens=3, num_classes=2, hidden_channels=4)
-    path = checkpoint(tmp_path / "a.ckpt", task, data={"words": ["<unk>", "good", "fun"]})
+    text_of_trees = {"labels": "none", "vocabulary": Vocabulary(["good", "fun"]).as_dict()}
+    path = checkpoint(tmp_path / "a.ckpt", task, data={"text_of_trees": text_of_trees})
     (text := tmp_path / "new.txt").write_text("((good) (new))\n", encoding="utf-8")
     assert "probability_1" in run(HIDDEN + TREE, path, str(text))
 
