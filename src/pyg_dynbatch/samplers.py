@@ -5,7 +5,6 @@ import warnings
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterable, Iterator, Sequence
 from copy import copy
-from functools import cached_property
 from itertools import accumulate, islice
 from typing import Any
 
@@ -29,6 +28,7 @@ def node_counts(dataset: Any) -> list[int]:
         One number per example, in the order of the data set.
 
     Example:
+        >>> import torch
         >>> from pyg_dynbatch.data import DynTreeData
         >>> leaf = DynTreeData(torch.empty(2, 0, dtype=torch.long), num_nodes=1)
         >>> node_counts([leaf, leaf])
@@ -56,6 +56,7 @@ def pair_counts(dataset: Any) -> list[int]:
         ``N (N + 1) / 2`` for each molecule of N atoms, in the order of the data set.
 
     Example:
+        >>> import torch
         >>> from pyg_dynbatch.data import MoleculeData
         >>> oxygen = MoleculeData(torch.ones(2, 3), torch.tensor([0, 1, 0], dtype=torch.uint8))
         >>> pair_counts([oxygen])
@@ -94,19 +95,25 @@ def pack_tightly(order: Iterable[int], sizes: Sequence[int], budget: int) -> lis
     return batches
 
 
-def make_exactly(batches: list[Batch], sizes: Sequence[int], count: int) -> list[Batch]:
-    """Split the largest batch in two until there are ``count``, or leave out the smallest."""
+def split_or_drop(batches: list[Batch], sizes: Sequence[int], count: int) -> list[Batch]:
+    """Split the largest batch in two until there are ``count``, or leave out the smallest.
 
-    def costed(batch: Batch) -> tuple[int, Batch]:
+    There must be at least ``count`` examples. The largest batches come first.
+    """
+
+    def with_cost(batch: Batch) -> tuple[int, Batch]:
         return sum(sizes[example] for example in batch), batch
 
-    splittable = sorted(costed(batch) for batch in batches if len(batch) > 1)
-    done = [costed(batch) for batch in batches if len(batch) == 1]
-    while splittable and len(splittable) + len(done) < count:
+    splittable = sorted(with_cost(batch) for batch in batches if len(batch) > 1)
+    single = [with_cost(batch) for batch in batches if len(batch) == 1]
+    while splittable and len(splittable) + len(single) < count:
         _, largest = splittable.pop()
-        for part in _halves(largest, sizes):
-            insort(splittable, costed(part)) if len(part) > 1 else done.append(costed(part))
-    ranked = sorted(splittable + done, key=lambda item: -item[0])
+        for half in _halves(largest, sizes):
+            if len(half) > 1:
+                insort(splittable, with_cost(half))
+            else:
+                single.append(with_cost(half))
+    ranked = sorted(splittable + single, key=lambda item: -item[0])
     return [batch for _, batch in ranked[:count]]
 
 
@@ -133,9 +140,10 @@ class NodeBudgetBatchSampler(BatchSampler):
     """Build batches of at most ``max_nodes`` nodes instead of a number of examples.
 
     As in torch's ``BatchSampler``, the sampler alone decides the order of the examples, and so when
-    it changes; this class decides which examples share a batch. If the sampler shuffles, an example
-    goes into the fullest batch with room for it; otherwise batches are runs of the order. There are
-    equally many batches in every pass, and ``len`` is known before the first.
+    it changes; this class decides which examples share a batch. With a ``SequentialSampler``, or a
+    ``DistributedSampler`` that does not shuffle, batches are runs of the order; with any other, an
+    example goes into the fullest batch with room for it. There are equally many batches in every
+    pass, and ``len`` is known before the first; PyG's ``DynamicBatchSampler`` knows neither.
 
     With a ``DistributedSampler``, which Lightning inserts, all ranks plan the same pass: each
     example is used once, on one rank, all ranks get equally many batches, and those of one step are
@@ -185,7 +193,8 @@ class NodeBudgetBatchSampler(BatchSampler):
         self.drop_last = drop_last
         self.oversize = oversize
         self._skipped = self._skipped_examples()
-        self._batches_per_rank = self._count_batches_per_rank()
+        self._batches_in_pass = self._count_batches()
+        self._batches_per_rank = self._share_of_a_rank()
 
     def __len__(self) -> int:
         return self._batches_per_rank
@@ -195,7 +204,8 @@ class NodeBudgetBatchSampler(BatchSampler):
         drawn = iter(self._whole_sampler())
         for step in self._plan(self._order(drawn)):
             yield step[rank]
-        # Ended as by torch's `BatchSampler`: `RandomSampler` draws once more from its generator.
+        # To the end, where `RandomSampler` draws once more: the generator is then in the state in
+        # which torch's `BatchSampler` leaves it.
         if next(drawn, None) is not None:
             raise self._other_examples()
 
@@ -237,13 +247,13 @@ class NodeBudgetBatchSampler(BatchSampler):
         warnings.warn(
             f"{name}: left out {len(too_big)} of {len(self.sizes)} examples with more than "
             f"{self.max_nodes} nodes, the first of them example {first}.",
-            stacklevel=4,
+            stacklevel=3,
         )
         return frozenset(too_big)
 
-    def _count_batches_per_rank(self) -> int:
-        """Return a number of batches per rank that suffices in every pass."""
-        batches = self._enough
+    def _share_of_a_rank(self) -> int:
+        """Return the number of batches of each rank in every pass."""
+        batches = self._batches_in_pass
         steps = batches // self._ranks if self.drop_last else math.ceil(batches / self._ranks)
         examples = len(self.sizes) - len(self._skipped)
         if steps == 0 or steps * self._ranks > examples:
@@ -256,9 +266,8 @@ class NodeBudgetBatchSampler(BatchSampler):
             )
         return steps
 
-    @cached_property
-    def _enough(self) -> int:
-        """A number of batches, over all ranks, that suffices in every pass."""
+    def _count_batches(self) -> int:
+        """Return a number of batches, over all ranks, that suffices in every pass."""
         examples = [number for number in range(len(self.sizes)) if number not in self._skipped]
         if not self._shuffles:
             return len(pack_in_order(examples, self.sizes, self.max_nodes))
@@ -303,7 +312,7 @@ class NodeBudgetBatchSampler(BatchSampler):
             start = len(order) * rotation // _ROTATIONS
             rotated = order[start:] + order[:start]
             batches = pack_tightly(rotated, self.sizes, self.max_nodes)
-            if len(batches) <= self._enough:
+            if len(batches) <= self._batches_in_pass:
                 return batches
         # In order of decreasing size, the number of batches depends on the sizes alone.
         return pack_tightly(self._by_size(order), self.sizes, self.max_nodes)
@@ -313,7 +322,7 @@ class NodeBudgetBatchSampler(BatchSampler):
         batches = self._pack(order)
         count = len(self) * self._ranks
         if len(batches) != count:
-            batches = make_exactly(batches, self.sizes, count)
+            batches = split_or_drop(batches, self.sizes, count)
         if self._ranks > 1:
             batches.sort(key=self._size, reverse=True)
         steps = assign_to_ranks(batches, self._ranks)

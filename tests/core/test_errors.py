@@ -278,12 +278,16 @@ ERRORS: list[tuple[Callable[[], Any], str]] = [
         (partial(of_levels, arity=arity, **{name: value}),
          f"ValueError … {name}{FIELD}{wanted} … {got}")
         for arity in (None, 2) for name, wanted, value, got in (
-            ("has_input", "bool tensor [4]", torch.ones(4), "float32 tensor [4]"),
             ("has_input", "bool tensor [4]", torch.ones(3).bool(), "bool tensor [3]"),
             *(("child_slot", "int64 tensor [3], one number >= 0 per edge", torch.tensor(slots), g)
               for slots, g in (([0, 1], "int64 tensor [2]"), ([0, -1, 0], "smallest -1"),
                                ([0.0, 1.0, 0.0], "float32 tensor [3]"))),
             ("child_slot", "int64 tensor [3]", torch.zeros(3).int(), "int32 tensor [3]"))
+    ),
+    *(
+        (partial(of_levels, arity=arity, has_input=torch.ones(4)),
+         "ValueError … has_input is not a mask … integers 0 and 1 … float32 tensor [4]")
+        for arity in (None, 2)
     ),
     (lambda: of_levels(star(4).edge_index, arity=2), "ValueError … node 0 has a child beyond the "
      "arity … child slots below 2 … slot 2 … arity=3, or arity=None"),

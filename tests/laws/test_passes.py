@@ -34,7 +34,7 @@ LOADERS: dict[str, Callable[[Any, int], Any]] = {
     "molecules": lambda g, n: MoleculeLoader(
         MOLECULES, TABLE, SIZE, shuffle=True, generator=g, num_workers=n
     ),
-    "PyG's with our collater": lambda g, n: TorchLoader(
+    "torch's with our collater": lambda g, n: TorchLoader(
         TREES, SIZE, shuffle=True, generator=g, num_workers=n, collate_fn=Collater()
     ),
     "a sampler": lambda g, n: DataLoader(

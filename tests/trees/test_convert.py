@@ -118,6 +118,12 @@ def test_shared_objects(root: Any, children: Any, share: Any, count: int) -> Non
     assert dag.num_nodes == count
 
 
+def test_two_children_in_one_slot_are_refused() -> None:
+    edges, slots = torch.tensor([[0, 1], [2, 2]]), torch.tensor([0, 0])
+    with pytest.raises(ValueError, match="two children are in one slot[\\s\\S]*node 2"):
+        to_nested(DynTreeData(edges, slots, token=torch.tensor([5, 6, -1])))
+
+
 @dataclass(frozen=True)
 class Pair:
     left: Any

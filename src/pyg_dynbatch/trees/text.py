@@ -89,7 +89,7 @@ def to_nested(data: DynTreeData, make: Callable[[int, tuple[Any, ...]], Any] | N
             its number where it has none.
 
     Raises:
-        ValueError: If there are several roots.
+        ValueError: If there are several roots, or two children of a node are in one slot.
 
     Example:
         >>> to_nested(from_nested((1, (2, 3))), make=lambda node, parts: sum(parts) + 1)
@@ -103,6 +103,11 @@ def to_nested(data: DynTreeData, make: Callable[[int, tuple[Any, ...]], Any] | N
     leaves = [node if token < 0 else token for node, token in enumerate(tokens)]
     make = make or (lambda node, parts: parts or leaves[node])
     children = children_of(data)
+    for node, taken in enumerate(children):
+        slots = [slot for slot, _ in taken]
+        if len(slots) > len({*slots}):
+            what = "to_nested: two children are in one slot"
+            raise mismatch(ValueError, what, "different slots", slots, where=f"node {node}")
     made: list[Any] = [None] * data.num_nodes
     for node in depth_of(data.edge_index, data.num_nodes).argsort(stable=True).tolist():
         below = dict(children[node])
@@ -162,19 +167,21 @@ def _walk(
     edges: list[tuple[int, int, int]] = []  # child, parent, slot
     node_of: dict[Hashable, int] = {}  # by key, or by identity
     above: set[Hashable] = set()  # keys or identities of the objects that are being visited
-    stack: list[tuple[Any, int, int]] = [(root, -1, 0)]  # object, parent, slot; -1 = visited
+    # Object, parent and slot; or with slot -1 the identity of an object whose children are done.
+    stack: list[tuple[Any, int, int]] = [(root, -1, 0)]
     while stack:
         value, parent, slot = stack.pop()
         if slot < 0:
             above.discard(value)
             continue
         key = key_of(value)
-        name = id(value) if key is None else (key,)
-        if name in above:
+        # A tuple, so that a key which is an integer is never taken for an `id`.
+        identity = id(value) if key is None else (key,)
+        if identity in above:
             what, where = "from_nested: an object contains itself", f"slot {slot} of node {parent}"
-            got = f"{type(value).__name__} at node {node_of[name]}"
+            got = f"{type(value).__name__} at node {node_of[identity]}"
             raise mismatch(ValueError, what, got=got, where=where)
-        node = len(objects) if key is None else node_of.get(name, len(objects))
+        node = len(objects) if key is None else node_of.get(identity, len(objects))
         if parent >= 0:
             edges.append((node, parent, slot))
         if node < len(objects):
@@ -184,13 +191,13 @@ def _walk(
             hint = "share=… if children are made anew at every visit, or a larger max_nodes"
             raise mismatch(ValueError, what, expected, "more", hint=hint)
         objects.append(value)
-        node_of[name] = node
+        node_of[identity] = node
         found = children(value)
         parts = [] if found is None else list(found)
         if parts:
-            above.add(name)
+            above.add(identity)
             below = [(part, node, i) for i, part in enumerate(parts) if part is not None]
-            stack += [(name, node, -1), *reversed(below)]
+            stack += [(identity, node, -1), *reversed(below)]
     ends = torch.tensor(edges, dtype=torch.long).view(-1, 3).t().contiguous()
     structure = {"edge_index": ends[:2], "child_slot": ends[2], "num_nodes": len(objects)}
     if len(edges) == len(objects) - 1:  # a tree
@@ -744,7 +751,7 @@ def parse_parents(line: str, words: Sequence[str], where: str = "") -> ParsedTre
     child = np.flatnonzero(parent_of != NO_PARENT)
     depths = longest_paths(child, parent_of[child], len(parents))
     if (depths < 0).any():
-        stuck = (np.flatnonzero(depths < 0) + 1).tolist()
+        stuck = [kept[node] + 1 for node in np.flatnonzero(depths < 0)]
         raise wrong("the parent pointers form a cycle", f"nodes {stuck[:10]}")
     tree.depths = depths.tolist()
     _order_siblings(tree)
