@@ -157,7 +157,8 @@ class EveryLeaf(Ours):
         schedule = batch.schedule
         inputs = self.model.words(batch.token.index_select(0, schedule.input_node))
         layer = self.model.encoder.layer
-        return layer(inputs, batch.edge_index, schedule, nodes=batch.root_index)
+        nodes = batch.root_index
+        return layer(inputs, batch.edge_index, schedule, inputs_only=True, nodes=nodes)
 
 
 class CellRoots(nn.Module):

@@ -114,7 +114,9 @@ class Table1Model(nn.Module):
         """Compute the roots of trees of any shapes."""
         schedule = batch.schedule
         inputs = self.table(batch.token.index_select(0, schedule.input_node))
-        return self.layer(inputs, batch.edge_index, schedule, nodes=batch.root_index)
+        return self.layer(
+            inputs, batch.edge_index, schedule, inputs_only=True, nodes=batch.root_index
+        )
 
     def by_hand(self, shape: Shape, token: Int[Tensor, "leaf tree"]) -> Float[Tensor, "tree width"]:
         """Compute the roots of trees of one shape, node by node, all trees at once.

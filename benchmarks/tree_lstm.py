@@ -177,7 +177,8 @@ class Ways:
         embedding = model.get_submodule("embedding")
         inputs = embedding(batch.token.index_select(0, schedule.input_node))
         if mode == "unshared":
-            rows = model.encoder.layer(inputs, batch.edge_index, schedule, level_order=True)
+            layer = model.encoder.layer
+            rows = layer(inputs, batch.edge_index, schedule, inputs_only=True, level_order=True)
             return model.classifier(rows).index_select(0, level_row(schedule))
         if mode == "generic":
             hidden = run_levels(model.encoder.layer.cell, schedule, inputs)[0]

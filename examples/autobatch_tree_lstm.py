@@ -67,7 +67,7 @@ def main() -> None:
     print(model.explain(trees))
     batch = Collater(arity=2)([from_nested(tree) for tree in trees])
     x = plain.word(batch.token[batch.schedule.input_node])
-    expected = plain.head(layer(x, schedule=batch.schedule)[batch.root_index])
+    expected = plain.head(layer(x, schedule=batch.schedule, inputs_only=True)[batch.root_index])
     print(f"largest difference to the layer: {(logits - expected).abs().max():.15f}")
     ours = plain.word.weight, plain.cell.weight, plain.leaf.weight
     theirs = plain.word.weight, layer.cell.weight_hidden, layer.cell.weight_input

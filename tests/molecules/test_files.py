@@ -237,6 +237,15 @@ def sdf() -> str:
     return "$$$$\n".join(records)
 
 
+@pytest.mark.parametrize("end", ["", "$$$\n", "   $$$$\n"])
+def test_a_record_without_an_end_takes_no_field_of_the_next(tmp_path: Path, end: str) -> None:
+    blocks = [Chem.MolToMolBlock(Chem.MolFromSmiles(text)) for text in ("CC", "CO")]
+    text = f"{blocks[0]}{end}{blocks[1]}> <y>\n2\n\n$$$$\n"
+    (raw,) = read_molecules(write(tmp_path, "a.sdf", text))
+    assert "after M  END" in raw.fault
+    assert raw.extra == {}
+
+
 def test_sdf(tmp_path: Path) -> None:
     path = write(tmp_path, "a.sdf.gz", sdf())
     found = list(read_molecules(path, target_columns=["logP"]))

@@ -39,6 +39,9 @@ BAD_SMILES = [
     ("CCO>>CC=O", "a reaction, not a molecule: '>' at character 4", None),
     ("CCO.[Na]>[Pd]>CC=O", "a reaction, not a molecule: '>' at character 9", None),
     ("C[C,N]", "query atom", None),
+    ("CC~C", "query bond", 1),
+    ("CO.C1=CC=CC=C1 |m:1:2.3.4|", "a bond to any of several atoms", 0),
+    ("CCCC |Sg:n:1,2::ht|", "a polymer or mixture, not one molecule", None),
 ]
 
 
@@ -55,6 +58,15 @@ def test_bad_smiles_give_a_reason(smiles: object, reason: str, atom: int | None)
     again = pickle.loads(pickle.dumps(error))
     assert (again.reason, again.atom, again.smiles) == (reason, atom, error.smiles)
     assert str(again) == str(error)
+
+
+@pytest.mark.parametrize("kind", [5, 6, 7, 8])
+def test_query_bonds_of_mol_blocks_are_refused(kind: int) -> None:
+    block = Chem.MolToMolBlock(Chem.MolFromSmiles("CCO"))
+    with pytest.raises(MoleculeError, match="query bond"):
+        parse_mol_block(block.replace("  1  2  1  0", f"  1  2  {kind}  0"))
+    with pytest.raises(MoleculeError, match="query bond"):
+        parse_mol_block(block.replace("  1  2  1  0", "  1  2  1  0  0  1"))  # in a ring
 
 
 def test_a_long_text_is_cut_in_the_message() -> None:

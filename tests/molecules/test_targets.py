@@ -78,8 +78,11 @@ def test_what_looks_like_classes_is_warned_of(tmp_path: Path, values: str, warne
 def test_targets_that_cannot_be_learned_are_refused(tmp_path: Path, monkeypatch, capsys) -> None:
     prepare(tmp_path, monkeypatch, CONFIG)
     parts = ("train", "train", "val", "test")
-    rows = [f"{'C' * n},{n % 2},{n if n % 4 > 1 else ''},{n},{parts[n % 4]}" for n in range(1, 17)]
-    text = "\n".join(["smiles,label,late,known,part", *rows])
+    rows = [
+        f"{'C' * n},{n % 2},{n if n % 4 > 1 else ''},{n},{n if n % 4 != 2 else ''},{parts[n % 4]}"
+        for n in range(1, 17)
+    ]
+    text = "\n".join(["smiles,label,late,known,unmeasured,part", *rows])
     Path("regression.csv").write_text(text, encoding="utf-8")
     split = "--data.init_args.split.method column --data.init_args.split.column part"
     argv = ["fit", "--config", "small.yaml", *split.split()]
@@ -87,6 +90,7 @@ def test_targets_that_cannot_be_learned_are_refused(tmp_path: Path, monkeypatch,
         ("[label]", "the targets are labels, not values"),
         ("[late]", "the training split has no target of a property"),
         ("[known,late]", "got: none of late"),
+        ("[unmeasured]", "the val split has no target, so that no metric is defined"),
         ("[known,known]", "all different; got: known, known"),
     ):
         options = ["--data.init_args.targets", targets, "--checkpoint.monitor", "val/r2"]

@@ -18,7 +18,7 @@ ODD = {
     "hypervalent": "FS(F)(F)(F)(F)F", "five bonds": "FP(F)(F)(F)F", "uranium": "O=[U+2]=O",
     "trigonal bipyramid": "S[As@TB1](F)(Cl)(Br)N", "octahedron": "C[Co@OH1](F)(Cl)(Br)(I)S",
     "allene": "CC=C=CC", "alkyne": "CC#CC=C", "zwitterion": "C[N+](C)(C)CC([O-])=O",
-    "nitro": "C[N+](=O)[O-]", "any bond": "CC~CN", "ez": "C/C=C/C=C\\C",
+    "nitro": "C[N+](=O)[O-]", "ez": "C/C=C/C=C\\C",
     "stereo": "C[C@H](N)C(=O)O", "pseudo stereo": "C[C@H]1CC[C@@H](C)CC1",
     "cubane": "C12C3C4C1C5C2C3C45", "norbornane": "C1CC2CCC1C2", "spiro": "C1CCC2(CC1)CCCC2",
     "macrocycle": "C1CCCCCCCCCCCCCCCCC1", "small rings": "C1CC1C1CCC1C1CCCCCC1C1CCCCCCC1",

@@ -42,7 +42,7 @@ def grads(layer: nn.Module) -> list[Tensor]:
 
 
 @pytest.mark.parametrize("kind", SMALL)
-@pytest.mark.parametrize("every", (2, 100))
+@pytest.mark.parametrize("every", (1, 2, 100))
 def test_rows_of_the_nodes_with_input_alone(kind: str, every: int) -> None:
     layer, dag = make(kind), whole(TREE, make(kind).arity)
     has_input = torch.arange(1, dag.num_nodes + 1) % every == 0  # every second node, or no node
@@ -50,8 +50,11 @@ def test_rows_of_the_nodes_with_input_alone(kind: str, every: int) -> None:
         dag.edge_index, dag.num_nodes, arity=layer.arity, has_input=has_input
     )
     x = features(dag.num_nodes)
-    few = layer(x.index_select(0, schedule.input_node), schedule=schedule)
+    few = layer(x.index_select(0, schedule.input_node), schedule=schedule, inputs_only=True)
     torch.testing.assert_close(layer(x, schedule=schedule), few)
+    if few.size(0) != schedule.num_inputs:
+        with pytest.raises(ValueError, match="wrong number of input rows[\\s\\S]*inputs_only"):
+            layer(x.index_select(0, schedule.input_node), schedule=schedule)
     torch.testing.assert_close(layer(x * has_input[:, None], dag.edge_index), few)
     few.sum().backward()
     assert all(p.grad is not None for p in layer.parameters())

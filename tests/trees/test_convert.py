@@ -118,6 +118,19 @@ def test_shared_objects(root: Any, children: Any, share: Any, count: int) -> Non
     assert dag.num_nodes == count
 
 
+@pytest.mark.parametrize("slot", [0.5, "0", -1])
+def test_slots_of_networkx_are_whole_numbers(slot: Any) -> None:
+    graph = networkx.DiGraph()
+    graph.add_edge("a", "b", at=slot)
+    with pytest.raises(TypeError, match="not its child's position[\\s\\S]*edge 0 -> 1"):
+        from_networkx(graph, slot="at")
+
+
+def test_features_are_floats() -> None:
+    with pytest.raises(TypeError, match="from_nested: dtype is that of features"):
+        from_nested((1, 2), features=lambda node: [1.5], dtype=torch.int64)
+
+
 def test_two_children_in_one_slot_are_refused() -> None:
     edges, slots = torch.tensor([[0, 1], [2, 2]]), torch.tensor([0, 0])
     with pytest.raises(ValueError, match="two children are in one slot[\\s\\S]*node 2"):

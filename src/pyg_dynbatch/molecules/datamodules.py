@@ -216,6 +216,14 @@ class MoleculeDataModule(SplitDataModule):
     def check_parts(self) -> None:
         """Report targets that are constant in a split; raise an error if none can be learned."""
         names = self.molecules.task_names
+        for measured in ("val", "test"):
+            if not self.targets(measured).isnan().all():
+                continue
+            what = f"the {measured} split has no target, so that no metric is defined"
+            if measured == "val":
+                hint = "different fractions, or a different split"
+                raise self._error(what, "at least one", f"none of {names}", self._where, hint)
+            rank_zero_warn(f"{type(self).__name__}: {what}")
         checked: tuple[SplitName, ...] = ("train", "val") if self.kind == "binary" else ("train",)
         for split in checked:
             found = _constant(self.targets(split).numpy(), names)

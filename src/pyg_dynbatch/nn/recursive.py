@@ -138,7 +138,7 @@ class RecursiveLayer(MessagePassing):
 
     Shape:
         - x: ``[node, in_channels]``, in node order, where rows without ``has_input`` are not
-          read; or, with a schedule, only the rows of ``schedule.input_node``, in that order
+          read; or with ``inputs_only`` the rows of ``schedule.input_node``, in that order
         - edge_index: ``[2, edge]``, from child to parent
         - returns: ``[node, out_channels]``, in node order
 
@@ -146,8 +146,8 @@ class RecursiveLayer(MessagePassing):
         ValueError: If a schedule was made for another layer, other edges or another number of
             nodes; or if an explainer sets no edge mask (``GraphMaskExplainer``).
         IndexError: If ``nodes`` is out of range (on CPUs; GPUs report it differently).
-        TypeError: If ``edge_index`` is not a dense int64 tensor, ``x`` is not a dense tensor of
-            the cell's width and dtype, or ``nodes`` is not a vector of integers.
+        TypeError: If ``edge_index`` is not a dense tensor, ``x`` is not a dense tensor of the
+            cell's width and dtype, or ``nodes`` is not a vector of integers.
 
     Example:
         >>> layer = RecursiveLayer(TreeRNNCell(4, 3))
@@ -176,6 +176,7 @@ class RecursiveLayer(MessagePassing):
         *,
         child_slot: Int[Tensor, " edge"] | None = None,
         has_input: Tensor | None = None,
+        inputs_only: bool = False,
         leaf_inverse: Int[Tensor, " leaf"] | None = None,
         level_order: bool = False,
         nodes: Int[Tensor, " chosen"] | None = None,
@@ -191,6 +192,8 @@ class RecursiveLayer(MessagePassing):
                 of the edges; with a schedule, only compared with those it was made from.
             has_input: Which nodes read their row of ``x``, bool or integers 0 and 1, by default
                 all; with a schedule, only compared with those it was made from.
+            inputs_only: Whether ``x`` holds the rows of ``schedule.input_node`` alone, in that
+                order, instead of one row per node. Only with a schedule.
             leaf_inverse: Which row of ``x`` each leaf with an input reads, in the order of
                 ``schedule.input_node``. Then ``x`` holds the distinct rows of the leaves,
                 followed by those of all other nodes with an input, and Tree-LSTMs without
@@ -208,7 +211,7 @@ class RecursiveLayer(MessagePassing):
             self, x, edge_index, schedule, child_slot, has_input,
             channels=self.in_channels, arity=self.arity,
         )  # fmt: skip
-        inputs = _input_rows(type(self).__name__, schedule, x, leaf_inverse)
+        inputs = _input_rows(type(self).__name__, schedule, x, inputs_only, leaf_inverse)
         chosen = None if nodes is None else _rows_of_nodes(schedule, nodes)
         weight = states = None
         if self.explain and schedule.num_edges:
@@ -261,9 +264,11 @@ def _rows_of_nodes(schedule: Levels, nodes: Tensor) -> Tensor:
         raise mismatch(IndexError, what, wanted, got, hint=hint) from error
 
 
-def _input_rows(name: str, schedule: Levels, x: Tensor, leaf_inverse: Tensor | None) -> Tensor:
+def _input_rows(
+    name: str, schedule: Levels, x: Tensor, inputs_only: bool, leaf_inverse: Tensor | None
+) -> Tensor:
     """Check the number of input rows, and bring them into the order of the schedule."""
-    nodes, inputs, rows = schedule.num_nodes, schedule.num_inputs, x.size(0)
+    rows = x.size(0)
     if leaf_inverse is not None:
         leaves, *others = schedule.level_inputs or (0,)
         if leaf_inverse.size(0) != leaves or rows < sum(others):
@@ -272,12 +277,13 @@ def _input_rows(name: str, schedule: Levels, x: Tensor, leaf_inverse: Tensor | N
             what = f"{name}: leaf_inverse does not fit the schedule"
             raise mismatch(ValueError, what, wanted, got)
         return x
-    if rows == inputs != nodes:
-        return x
-    if rows != nodes:
-        wanted = f"{nodes} (all nodes) or {inputs} (schedule.input_node)"
-        raise mismatch(ValueError, f"{name}: wrong number of input rows", wanted, rows)
-    return x.index_select(0, schedule.input_node)
+    expected = schedule.num_inputs if inputs_only else schedule.num_nodes
+    if rows != expected:
+        counted = "schedule.input_node" if inputs_only else "all nodes"
+        what = f"{name}: wrong number of input rows"
+        hint = "" if inputs_only else "inputs_only=True for the rows of schedule.input_node"
+        raise mismatch(ValueError, what, f"{expected} ({counted})", rows, hint=hint)
+    return x if inputs_only else x.index_select(0, schedule.input_node)
 
 
 def rows_or_zeros(name: str, schedule: Levels, x: Tensor) -> Tensor:

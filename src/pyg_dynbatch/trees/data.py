@@ -510,7 +510,9 @@ class Collater(PlanningCollater):
         store, num_nodes = merged.stores[0], int(merged.num_nodes)
         check_tokens("Collater", store.get("token"))
         if not quick:  # columns have checked this when they merge
-            input_mask(store.get("has_input"))
+            has_input = store.get("has_input")
+            if not isinstance(has_input, Tensor):  # a list has no rows to check
+                input_mask(has_input)
             _check_merged(merged)
         directions = DIRECTIONS if self.direction == "both" else (self.direction,)
         for key, each in zip(("schedule", "schedule_down"), directions, strict=False):

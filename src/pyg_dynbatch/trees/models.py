@@ -121,8 +121,15 @@ class TreeEncoder(nn.Module):
             except IndexError:
                 _check_tokens(token, schedule.input_node, self.embedding.num_embeddings)
                 raise
-        options: Any = {"leaf_inverse": leaf_inverse, "level_order": level_order, "nodes": nodes}
-        return self.layer(self.input_dropout(inputs), batch.edge_index, schedule, **options)
+        return self.layer(
+            self.input_dropout(inputs),
+            batch.edge_index,
+            schedule,
+            inputs_only=True,
+            leaf_inverse=leaf_inverse,
+            level_order=level_order,
+            nodes=nodes,
+        )
 
     def _distinct_leaves(self, token: Tensor, schedule: Levels) -> tuple[Tensor, Tensor] | None:
         """Find the distinct tokens of leaves, if computing equal leaves once pays off."""
@@ -149,9 +156,7 @@ class TreeEncoder(nn.Module):
 
 
 def _input_rows(schedule: Levels, rows: Tensor) -> Tensor:
-    """Take the rows that the layer reads: all in node order, or those of some nodes only."""
-    if schedule.num_inputs == schedule.num_nodes:
-        return rows
+    """Take the rows that the layer reads, in the order of the schedule."""
     return rows.index_select(0, schedule.input_node)
 
 

@@ -35,7 +35,7 @@ def from_nested(
     dtype: torch.dtype | None = None,
     max_nodes: int = 1_000_000,
 ) -> DynTreeData:
-    """Read a tree from nested objects; node 0 is the root, parents come before their children.
+    """Read a tree from nested objects; node 0 is the root; in trees, parents come before children.
 
     Without ``children`` tuples, lists and the values of dicts are inner nodes, and everything else
     is a leaf, which without ``token`` must be a whole number: its row of the vocabulary. The slot
@@ -59,7 +59,8 @@ def from_nested(
         ValueError: If ``root`` is None, an object contains itself, a leaf is not a token, there are
             too many nodes, the features differ in width, a whole number would be rounded, or an
             object to share is nested too deeply to hash.
-        TypeError: If a token is not a whole number, or a label is not a number.
+        TypeError: If a token is not a whole number, a label is not a number, or ``dtype`` is not
+            that of floats.
 
     Example:
         >>> tree = from_nested((5, (6, 7)))
@@ -208,11 +209,19 @@ def _walk(
     return objects, structure
 
 
+def _checked_dtype(name: str, dtype: torch.dtype | None) -> torch.dtype | None:
+    if dtype is not None and not dtype.is_floating_point:
+        what = f"{name}: dtype is that of features and of labels that are floats"
+        raise mismatch(TypeError, what, "a floating-point dtype", dtype)
+    return dtype
+
+
 def _node_fields(
     name: str, tokens: Any, labels: Any = None, features: Any = None, *, dtype: torch.dtype | None
 ) -> dict[str, Any]:
     """Return the fields ``token``, ``y``, ``x`` and ``has_input``, given one value per node."""
     fields: dict[str, Any] = {}
+    dtype = _checked_dtype(name, dtype)
     if tokens is not None:
         rows = [-1 if v is None else v for v in _numbers(tokens, Integral, f"{name}: the token")]
         fields["token"] = torch.tensor(rows, dtype=torch.long)
@@ -356,7 +365,7 @@ def from_networkx(
             what = f"from_networkx: an edge has no attribute {slot!r}"
             where = f"edge {parent} -> {child} (node numbers)"
             raise mismatch(ValueError, what, "the child's position on every edge", where=where)
-        child_slot = torch.tensor(slots, dtype=torch.long)
+        child_slot = torch.tensor(_slots(slots, ends))
     columns = (
         None if name is None else [found for _, found in graph.nodes(data=name)]
         for name in (token, label, features)
@@ -364,6 +373,20 @@ def from_networkx(
     fields = _node_fields("from_networkx", *columns, dtype=dtype)
     edge_index = torch.tensor(ends, dtype=torch.long).view(-1, 2).t().contiguous()
     return DynTreeData(edge_index, child_slot, num_nodes=len(graph), **fields)
+
+
+def _slots(slots: list[Any], ends: list[tuple[int, int]]) -> list[int]:
+    """Check that the slots of edges are whole numbers from 0."""
+    for (child, parent), slot in zip(ends, slots, strict=True):
+        if not isinstance(_plain(slot), Integral) or slot < 0:
+            raise mismatch(
+                TypeError,
+                "from_networkx: the slot of an edge is not its child's position",
+                "a whole number from 0",
+                repr(slot),
+                where=f"edge {parent} -> {child} (node numbers)",
+            )
+    return [int(slot) for slot in slots]
 
 
 def to_networkx(data: DynTreeData) -> Any:

@@ -84,7 +84,8 @@ INPUT_ATOM = "input_atom"
 
 _LONGEST_SHOWN = 80
 _EXTENSION = re.compile(r"\|.*\|", re.DOTALL)
-_ANNOTATION = re.compile(r"[|:]")  # an extension, an atom map; also a bond, which does no harm
+# An extension, an atom map, a bond of any order; also an aromatic bond, which does no harm.
+_ANNOTATION = re.compile(r"[|:~]")
 _MALFORMED = "it is not a well-formed SMILES"
 _PLACE = "place"  # property of atoms: their index before RDKit renumbers them
 
@@ -142,7 +143,7 @@ def parse_smiles(smiles: object) -> Mol:
 
     Raises:
         MoleculeError: If the text is missing, empty or not well-formed, RDKit rejects it, or an
-            atom is a query: it stands for several elements.
+            atom or bond is a query: it stands for several elements or orders.
 
     Example:
         >>> parse_smiles("CCO ").GetNumAtoms()
@@ -256,11 +257,26 @@ def _without_annotations(mol: Mol, text: str | None) -> Mol:
     if any(map(kind.HasQuery, atoms)) or not all(map(kind.GetAtomicNum, atoms)):
         for atom in filter(_is_query, atoms):
             raise MoleculeError("query atom", atom.GetIdx(), text)
+    _refuse_several_structures(mol, text)
     is_mapped = any(map(kind.GetAtomMapNum, atoms))
     for atom in atoms if is_mapped else ():
         atom.SetAtomMapNum(0)
     plain = _with_counted_hydrogens(mol)
     return _perceived(plain, text) if is_mapped or plain is not mol else plain
+
+
+def _refuse_several_structures(mol: Mol, text: str | None) -> None:
+    """Raise an error if bonds or groups of atoms stand for several structures."""
+    for bond in bonds_of(mol):
+        if bond.HasQuery():
+            raise MoleculeError("query bond", bond.GetBeginAtomIdx(), text)
+        if bond.HasProp("_MolFileBondEndPts"):
+            raise MoleculeError("a bond to any of several atoms", bond.GetBeginAtomIdx(), text)
+    if mol.HasProp("_molLinkNodes"):
+        raise MoleculeError("link nodes, which repeat any number of times", smiles=text)
+    for group in chem().GetMolSubstanceGroups(mol):
+        if group.GetProp("TYPE") in ("SRU", "MON", "MER", "COP", "MIX", "FOR"):
+            raise MoleculeError("a polymer or mixture, not one molecule", smiles=text)
 
 
 def _is_query(atom: Any) -> bool:

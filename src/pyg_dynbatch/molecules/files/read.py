@@ -463,12 +463,16 @@ def _sdf_parts(
     items = _ITEM.findall(data)
     fields = [(name, value.removesuffix("\n")) for name, value in items if name]
     inner = file.ends[: len(file.ends) - is_ended]
-    if not inner:
-        return block, fields, ""
-    if is_readable and len(fields) == len(items) and not _ITEM.sub("", data).strip():
-        return block, fields, ""  # the line is a value
-    fault = f"RDKit finds no end of the record at $$$$ in line {first_line + inner[0] - 1}"
-    return block, [], f"{fault}: M  END must end a mol block, an empty line each named field"
+    stray = _ITEM.sub("", data).split("\n")
+    stray_line = next((line for line in stray if line.strip()), None)
+    if inner and (not is_readable or len(fields) < len(items) or stray_line is not None):
+        fault = f"RDKit finds no end of the record at $$$$ in line {first_line + inner[0] - 1}"
+        fault += ", and takes what follows for a part of it"
+        return block, [], f"{fault}: M  END must end a mol block, an empty line each named field"
+    if stray_line is not None:
+        fault = f"there are no fields but {stray_line[:_SHOWN]!r} after M  END"
+        return block, [], f"{fault}: a field is a line such as > <name>, its value, an empty line"
+    return block, fields, ""
 
 
 _SHOWN = 80
