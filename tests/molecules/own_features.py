@@ -10,7 +10,7 @@ from pyg_dynbatch.data import AtomFeatures, MoleculeDescriptors, PairFeatures, P
 class Mass(AtomFeatures):
     def __init__(self, unit: float = 1.0, names: tuple[str, ...] = ("mass",)) -> None:
         self.unit = unit
-        super().__init__(names, ["real"] * len(names), {"unit": unit, "names": list(names)})
+        super().__init__(names, ["real"] * len(names))
 
     def rows(self, mol: Chem.Mol) -> np.ndarray:
         masses = [atom.GetMass() / self.unit for atom in mol.GetAtoms()]

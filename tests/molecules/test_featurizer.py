@@ -242,7 +242,12 @@ REFUSED = [
     (ValueError, made(chirality=True, **OWN_SETS), "chirality has no effect on your own feat"),
     (ValueError, lambda: Mass(names=("a", "a")), "Mass: names and kinds do not match"),
     (ValueError, features(["a"], ["bits"]), KINDS),
-    (ValueError, features(["a"], ["bit"], {"t": torch.zeros(1)}), r"be saved[\s\S]*not JSON"),
+    (
+        ValueError,
+        lambda: MoleculeFeaturizer(Mass(torch.ones(()))).spec,
+        r"Mass: an option cannot be saved[\s\S]*not JSON",
+    ),
+    (TypeError, lambda: type("Own", (MoleculeFeaturizer,), {}), "it is not subclassed"),
     *(
         (ValueError, lambda c=c: MoleculeFeaturizer.from_spec(c), "the spec cannot be read")
         for c in ({}, {"format": "something"}, [], None)

@@ -1,10 +1,12 @@
 """Base classes of atom and pair features, for your own features."""
 
 import json
-from abc import ABC, abstractmethod
+from abc import ABCMeta, abstractmethod
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from copy import deepcopy
+from inspect import Signature, signature
 from pkgutil import resolve_name
+from types import MethodType
 from typing import Any
 
 import numpy as np
@@ -17,35 +19,51 @@ from pyg_dynbatch.molecules.features.rdkit_access import Mol
 KINDS = ("bit", "count", "real")
 
 
-class FeaturePart:
-    """A part of a featurizer, which can be rebuilt from its options.
+class _KeepsOptions(ABCMeta):
+    """Keep the arguments of a constructor as the options of a part."""
+
+    def __call__(cls, *arguments: Any, **named: Any) -> Any:
+        part = super().__call__(*arguments, **named)
+        bound = signature(cls).bind(*arguments, **named)
+        bound.apply_defaults()
+        options = dict(bound.arguments)
+        for name, parameter in bound.signature.parameters.items():
+            if parameter.kind is parameter.VAR_KEYWORD:
+                options |= options.pop(name)
+        # A constructor may have chosen a value, such as all names there are.
+        part.options = {name: part.options.get(name, value) for name, value in options.items()}
+        return part
+
+    @property
+    def __signature__(cls) -> Signature:
+        """The parameters of the constructor instead of those of ``__call__``."""
+        return signature(MethodType(cls.__init__, cls))  # type: ignore[misc]
+
+
+class FeaturePart(metaclass=_KeepsOptions):
+    """A part of a featurizer, which can be rebuilt from its options: those of its constructor.
 
     Plain values describe its columns; they must be the same when it is rebuilt.
     """
 
-    def __init__(self, options: Mapping[str, object] | None, **columns: Any) -> None:
+    options: Mapping[str, Any] = {}
+
+    def __init__(self, **columns: Any) -> None:
         self.columns = columns
-        try:
-            self.options: dict[str, Any] = json.loads(json.dumps(dict(options or {})))
-        except TypeError as error:
-            what = f"{type(self).__name__}: an option cannot be saved"
-            expected = "numbers, text, lists, dictionaries"
-            hint = "pass plain values and build objects from them in __init__"
-            raise mismatch(ValueError, what, expected, error, hint=hint) from error
 
 
-class AtomFeatures(FeaturePart, ABC):
+class AtomFeatures(FeaturePart):
     """One row of numbers per atom of a molecule; subclass it for your own features.
 
-    A subclass must be at the top level of an importable module, so that checkpoints can name it.
+    A checkpoint names the class and the arguments of its constructor, from which prediction builds
+    it again: it must be at the top level of an importable module, with plain values as arguments.
 
     Args:
         names: Name of every column.
         kinds: ``"bit"`` (0 or 1), ``"count"`` (whole numbers) or ``"real"``, by column.
-        options: The arguments of the subclass, plain values by name; they go into the spec.
 
     Raises:
-        ValueError: If names and kinds do not match, or an option is not a plain value.
+        ValueError: If names and kinds do not match.
 
     Example:
         >>> class Mass(AtomFeatures):
@@ -60,13 +78,8 @@ class AtomFeatures(FeaturePart, ABC):
         [[12.0], [16.0]]
     """
 
-    def __init__(
-        self,
-        names: Sequence[str],
-        kinds: Sequence[str],
-        options: Mapping[str, object] | None = None,
-    ) -> None:
-        super().__init__(options, names=list(names), kinds=list(kinds))
+    def __init__(self, names: Sequence[str], kinds: Sequence[str]) -> None:
+        super().__init__(names=list(names), kinds=list(kinds))
         self.names = tuple(names)
         self.kinds = tuple(kinds)
         if len(set(self.names)) != len(self.names) or len(self.kinds) != len(self.names):
@@ -85,18 +98,15 @@ class AtomFeatures(FeaturePart, ABC):
         """
 
 
-class PairFeatures(FeaturePart, ABC):
+class PairFeatures(FeaturePart):
     """A code for every pair of atoms, a row of a table of features; subclass it for your own.
 
-    Pairs are unordered, so the codes must be symmetric.
+    Pairs are unordered, so the codes must be symmetric. For checkpoints, see
+    :class:`~pyg_dynbatch.data.AtomFeatures`.
 
     Args:
         table: What each code means; code 0 is an atom with itself. The distances of extra features
             are not used.
-        options: The arguments of the subclass, plain values by name; they go into the spec.
-
-    Raises:
-        ValueError: If an option is not a plain value.
 
     Example:
         >>> import torch
@@ -113,9 +123,8 @@ class PairFeatures(FeaturePart, ABC):
         [[1, 0, 1], [0, 0, 0], [1, 0, 1]]
     """
 
-    def __init__(self, table: PairTable, options: Mapping[str, object] | None = None) -> None:
-        columns = {"names": list(table.names), "codes": len(table), "table": table.digest()}
-        super().__init__(options, **columns)
+    def __init__(self, table: PairTable) -> None:
+        super().__init__(names=list(table.names), codes=len(table), table=table.digest())
         self.table = table
 
     @abstractmethod
@@ -128,10 +137,24 @@ class PairFeatures(FeaturePart, ABC):
 
 
 def part_to_spec(part: FeaturePart) -> dict[str, Any]:
-    """Return the class of a part, its options and its columns as plain values."""
+    """Return the class of a part, its options and its columns as plain values.
+
+    Raises:
+        ValueError: If an option is not a plain value.
+    """
     cls = type(part)
     path = f"{cls.__module__}:{cls.__qualname__}"
-    return deepcopy({"class": path, "options": part.options, **part.columns})
+    try:
+        options = json.loads(json.dumps(dict(part.options)))
+    except TypeError as error:
+        raise mismatch(
+            ValueError,
+            f"{cls.__name__}: an option cannot be saved",
+            "numbers, text, lists, dictionaries",
+            error,
+            hint="pass plain values and build objects from them in __init__",
+        ) from error
+    return deepcopy({"class": path, "options": options, **part.columns})
 
 
 def part_from_spec(spec: Mapping[str, Any], base: type) -> Any:

@@ -79,7 +79,7 @@ class DeepChemAtoms(AtomFeatures):
         names += [f"hydrogens_{k}" for k in range(_MOST_HYDROGENS + 1)] if hydrogens else []
         names += ["cip_R", "cip_S", "chirality_possible"] if chirality else []
         kinds = ["count" if name in counts else "bit" for name in names]
-        super().__init__(names, kinds, {"hydrogens": hydrogens, "chirality": chirality})
+        super().__init__(names, kinds)
         self._table = RowTable(len(names))
 
     def rows(self, mol: Mol) -> Float32[np.ndarray, "atom feature"]:
@@ -172,7 +172,7 @@ class DeepChemPairs(PairFeatures):
         distance = [distance for distance, _ in NO_BOND] + [1] * (len(rows) - FIRST_BOND)
         features = torch.tensor(rows, dtype=torch.float32)
         table = PairTable(features, tuple(names), torch.tensor(distance))
-        super().__init__(table, {"chirality": chirality})
+        super().__init__(table)
 
     def codes(self, mol: Mol) -> UInt8[np.ndarray, "atom atom"]:
         """Return a symmetric matrix of codes: rows of the table."""

@@ -1,8 +1,8 @@
 """Descriptors of a whole molecule, one row of numbers: RDKit's, Morgan counts, or your own."""
 
 import warnings
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
 from difflib import get_close_matches
 from functools import cache, partial
 from typing import Any
@@ -35,17 +35,16 @@ _UNDEFINED = (ValueError, ArithmeticError, RuntimeError)
 _CHARGES = {"MaxPartialCharge", "MinPartialCharge", "MaxAbsPartialCharge", "MinAbsPartialCharge"}
 
 
-class MoleculeDescriptors(FeaturePart, ABC):
+class MoleculeDescriptors(FeaturePart):
     """One row of numbers per molecule; subclass it for your own descriptors.
 
-    A subclass must be at the top level of an importable module, so that checkpoints can name it.
+    For checkpoints, see :class:`~pyg_dynbatch.data.AtomFeatures`.
 
     Args:
         names: Name of every descriptor.
-        options: The arguments of the subclass, plain values by name; they go into the spec.
 
     Raises:
-        ValueError: If `names` is empty or has duplicates, or an option is not a plain value.
+        ValueError: If `names` is empty or has duplicates.
 
     Example:
         >>> class Carbons(MoleculeDescriptors):
@@ -60,8 +59,8 @@ class MoleculeDescriptors(FeaturePart, ABC):
         [2.0]
     """
 
-    def __init__(self, names: Sequence[str], options: Mapping[str, object] | None = None) -> None:
-        super().__init__(options, names=list(names))
+    def __init__(self, names: Sequence[str]) -> None:
+        super().__init__(names=list(names))
         self.names = tuple(names)
         if not self.names or len(set(self.names)) != len(self.names):
             repeated = [f"{name!r} twice" for name in self.names if self.names.count(name) > 1]
@@ -101,7 +100,6 @@ class RDKitDescriptors(MoleculeDescriptors):
 
     def __init__(self, names: Sequence[str] | None = None) -> None:
         known = _functions()
-        # By name, so that the spec means the same in a version of RDKit that has more of them.
         stable = [name for name in known if name not in ("Ipc", "AvgIpc")]
         chosen = stable if names is None else list(names)
         for name in chosen:
@@ -112,7 +110,9 @@ class RDKitDescriptors(MoleculeDescriptors):
                 expected = f"one of the {len(known)} of rdkit.Chem.Descriptors.descList"
                 what = "RDKitDescriptors: the descriptor is unknown"
                 raise mismatch(ValueError, what, expected, repr(name), hint=hint)
-        super().__init__(chosen, {"names": chosen})
+        super().__init__(chosen)
+        # By name, so that the spec means the same in a version of RDKit that has more of them.
+        self.options = {"names": chosen}
 
     def row(self, mol: Mol) -> Float32[np.ndarray, " descriptor"]:
         """Return one number per name, NaN where it is undefined."""
@@ -159,8 +159,7 @@ class MorganCounts(MoleculeDescriptors):
         if radius < 0 or size < 1:
             what, expected = "MorganCounts: an option is out of range", "radius >= 0, size >= 1"
             raise mismatch(ValueError, what, expected, f"radius {radius}, size {size}")
-        options = {"radius": radius, "size": size, "chirality": chirality}
-        super().__init__([f"morgan_{column}" for column in range(size)], options)
+        super().__init__([f"morgan_{column}" for column in range(size)])
 
     def row(self, mol: Mol) -> Float32[np.ndarray, " descriptor"]:
         """Count the environments."""
@@ -215,8 +214,7 @@ class FeatureFile(MoleculeDescriptors):
                 what, expected = "FeatureFile: rows do not match", f"[{len(listed)}, columns]"
                 raise mismatch(ValueError, what, expected, list(rows.shape), where=file)
             names = [f"feature_{column}" for column in range(rows.shape[1])]
-        options = {"file": file, "records": records, "smiles_column": smiles_column}
-        super().__init__(names, options)
+        super().__init__(names)
         self.columns["sha256"] = hashes
         self.file = file
         self.rows = finite_or_nan(rows)

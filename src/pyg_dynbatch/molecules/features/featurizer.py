@@ -126,6 +126,8 @@ _OWN = (KearnesAtoms, DeepChemAtoms, KearnesPairs, DeepChemPairs)
 class MoleculeFeaturizer:
     """Converts a SMILES or an RDKit molecule, which is not changed, to ``MoleculeData``.
 
+    It is what its parts and options say, so that a checkpoint can keep it; it has no subclasses.
+
     Args:
         atoms: ``"kearnes"``, ``"deepchem"``, or your own atom features.
         pairs: ``"kearnes"``, ``"deepchem"``, or your own pair features.
@@ -209,11 +211,13 @@ class MoleculeFeaturizer:
         self.pair_table: PairTable = reduce(PairTable.times, tables)
 
     def __init_subclass__(cls) -> None:
-        """Refuse a subclass of which files would not use the features."""
-        super().__init_subclass__()
-        if "__call__" in vars(cls) and "arrays" not in vars(cls):
-            what, got = f"{cls.__name__}: files of molecules are not described by it", "__call__"
-            raise mismatch(TypeError, what, "a method arrays", got, hint="override arrays")
+        """Refuse a subclass, which the spec does not name."""
+        raise mismatch(
+            TypeError,
+            "MoleculeFeaturizer: it is not subclassed",
+            "your own AtomFeatures, PairFeatures or MoleculeDescriptors as its parts",
+            cls.__name__,
+        )
 
     def __call__(self, molecule: str | Mol) -> MoleculeData:
         """Describe one molecule."""

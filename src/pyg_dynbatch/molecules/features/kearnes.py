@@ -84,7 +84,7 @@ class KearnesAtoms(AtomFeatures):
         names += ["partial_charge_missing"] if missing_bit else []
         other = dict.fromkeys(["formal_charge", *rings], "count") | {"partial_charge": "real"}
         kinds = [other.get(name, "bit") for name in names]
-        super().__init__(names, kinds, {"chirality": chirality, "missing_bit": missing_bit})
+        super().__init__(names, kinds)
         self._table = RowTable(len(names))
 
     def rows(self, mol: Mol) -> Float32[np.ndarray, "atom feature"]:
