@@ -3,6 +3,7 @@
 import csv
 import gzip
 import io
+import re
 import warnings
 from pathlib import Path
 
@@ -170,6 +171,74 @@ def test_what_a_fuzzer_makes_of_sdf(file: Path, pieces, end: str, is_ended: bool
             assert (own is None) == (mol is None)
             assert mol is None or Chem.MolToSmiles(own) == Chem.MolToSmiles(mol)
             assert raw.block is not None and "\n$$$$" not in raw.block
+
+
+BLANKS = st.sampled_from([" ", "\t", "  ", " \t"])
+NAMES = st.text(alphabet='a1 é|,"#\u2028', max_size=5).map(lambda name: name.strip("|# \u2028"))
+SMILES = st.sampled_from(["CO", "N", "C(", "[Na+].[Cl-]", ""])
+EXTENSIONS = st.sampled_from(["", "", " |&1:1|", "\t|$a;b$| "])
+LINES = st.lists(st.tuples(SMILES, EXTENSIONS, BLANKS, NAMES), min_size=1)
+NO_RECORDS = st.lists(st.sampled_from(["\n", " \t\n", "# CO\n", " #\n"]), max_size=2).map("".join)
+HEADERS = st.sampled_from(["", "smiles\n", "SMILES name\n", "Smiles\tname\n"])
+
+
+@given(HEADERS, LINES, NO_RECORDS, st.sampled_from([".smi", ".smiles", ".txt.gz"]), ENDS, MARKS)
+@settings(max_examples=60)
+def test_smi(file: Path, header: str, lines, between: str, suffix: str, end: str, mark) -> None:
+    text = between + header
+    expected = []
+    for smiles, extension, blank, name in lines:
+        if smiles == "":  # a line that begins with a tab has an empty SMILES
+            extension, blank = "", "\t"
+        if smiles or name:
+            number = text.count("\n") + 1
+            expected.append((number, smiles + " ".join(["", *extension.split()]), name or None))
+        text += f" {smiles}{extension}{blank}{name}\n{between}"
+    records = read(write(file, suffix, text, end, mark)) or []
+    path = file.with_suffix(suffix)
+    assert [(raw.where, raw.smiles, raw.name) for raw in records] == [
+        (f"{path}:{number}", smiles, name) for number, smiles, name in expected
+    ]
+    assert [raw.row for raw in records] == [*range(len(expected))]
+
+
+@given(st.text(alphabet="Cs#| \t\n\r", max_size=30), ENDS)
+@settings(max_examples=200)
+def test_what_a_fuzzer_makes_of_smi(file: Path, text: str, end: str) -> None:
+    path = write(file, ".smi", text, end)
+    lines = [line.lstrip(" ") for line in re.split(r"[\r\n]", text)]
+    lines = [line for line in lines if line.strip() and not line.startswith("#")]
+    records = read(path) or []
+    assert len(records) == len(lines)
+    for raw, line in zip(records, lines, strict=True):
+        # Nothing of a line is lost, and a molecule is what comes before the first blank.
+        assert "".join(f"{raw.smiles}{raw.name or ''}".split()) == "".join(line.split())
+        first = re.split(r"[ \t]", line)[0]
+        assert raw.smiles is not None
+        assert raw.smiles == first or re.fullmatch(re.escape(first) + r" \|.*\|", raw.smiles)
+
+
+OF_LATIN_1 = {
+    ".smi": "CO one\n\nCN twé\nCC three\n",
+    ".csv": 'smiles,name\nCO,"one\n"\nCN,"twé"\n',
+    ".tsv": "smiles\tname\n\nCN\ttwé\n",
+    ".sdf": f"{block('CO', 'one')}$$$$\n{block('CN', 'twé')}$$$$\n",
+}
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
+@pytest.mark.parametrize("encoding", ["latin-1", "cp1252", "utf-16"])
+@pytest.mark.parametrize("suffix", OF_LATIN_1)
+def test_another_encoding_is_refused_in_its_line(
+    file: Path, suffix: str, encoding: str, end: str
+) -> None:
+    text = OF_LATIN_1[suffix]
+    path = file.with_suffix(suffix)
+    path.write_bytes(text.replace("\n", end).encode(encoding))
+    number = 1 if encoding == "utf-16" else text[: text.index("é")].count("\n") + 1
+    with pytest.raises(ValueError, match="the text is not UTF-8") as caught:
+        read(path)
+    assert f"{path}:{number}:" in str(caught.value)
 
 
 CASES = {
