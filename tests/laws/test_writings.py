@@ -207,6 +207,16 @@ def test_every_writing_of_measured_molecules_is_the_same(
         law.check(smiles, WRITINGS)
 
 
+def test_only_the_labels_of_a_ring_of_centers_depend_on_the_writing() -> None:
+    random.seed(3)
+    law = Law(MoleculeFeaturizer(chirality=False), [RING_OF_CENTERS])
+    law.check(RING_OF_CENTERS, WRITINGS)
+    with pytest.raises(AssertionError, match="Mismatched elements"):
+        Law(MoleculeFeaturizer(), [RING_OF_CENTERS]).check(
+            RING_OF_CENTERS, {str(number): at_random for number in range(20)}
+        )
+
+
 # Two or more texts of one molecule, from either side of a group of stereo centers.
 GROUPS = [
     ["C[C@H](O)c1ccccc1 |&1:1|", "C[C@@H](O)c1ccccc1 |&1:1|", "c1ccccc1[C@@H](C)O |&5:6|"],
