@@ -3,16 +3,20 @@
 import gzip
 import io
 import re
+import shlex
 import sys
 from pathlib import Path
 from types import SimpleNamespace
 
+import jsonargparse
 import pytest
 from rdkit import Chem
 
 from pyg_dynbatch.data import RawMolecule, TableOptions, read_molecules
+from pyg_dynbatch.lightning import MoleculeFileData
 from pyg_dynbatch.molecules.features.rdkit_access import parse_mol_block, rdkit_data_folder
 from pyg_dynbatch.molecules.files.read import BadMolecule, summary_of, write_error_report
+from pyg_dynbatch.molecules.work.commands import run_featurize
 from tests.console import rows_of
 
 TABLE = """name,SMILES, logP,kind
@@ -140,6 +144,32 @@ def test_what_is_no_label_is_said(tmp_path: Path, text: str) -> None:
     table = TableOptions(missing=(text.upper(),))
     (_, raw) = read_molecules(path, target_columns=["y"], table=table)
     assert raw.targets == (None,)
+
+
+HINTED = {
+    "decimal": 'smiles,y\nCC,1\nCO,"2,5"\n',
+    "missing": "smiles,y\nCC,1\nCO,it's?\n",
+    "sep": "smiles|y\nCC|1\nCO|2\n",
+    "smiles_column": "NAME,y\nCC,1\nCO,2\n",
+}
+
+
+@pytest.mark.parametrize("name", HINTED)
+def test_the_options_of_a_hint_are_those_of_the_caller(tmp_path: Path, name: str) -> None:
+    path = write(tmp_path, "a.csv", HINTED[name])
+    with pytest.raises(ValueError) as caught:
+        list(read_molecules(path, target_columns=["y"]))
+    words = shlex.split(str(caught.value).rpartition("try:")[2].partition(", TableOptions")[0])
+    of_fit = words.index("(fit),")
+    of_commands = words.index("(predict," if "(predict," in words else "(featurize)")
+    parser = jsonargparse.ArgumentParser()
+    parser.add_class_arguments(MoleculeFileData, "data.init_args")
+    options = ["--data.init_args.file", str(path), "--data.init_args.targets", '["y"]']
+    parsed = parser.parse_args([*options, *words[of_fit - 2 : of_fit]])
+    data = parser.instantiate(parsed).data.init_args
+    assert len(data.molecules) == 2
+    told = ["--input", str(path), "--output", str(tmp_path / "packed"), "--targets", "y"]
+    assert run_featurize([*told, *words[of_commands - 2 : of_commands]]) == 0
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,10 @@
 """Read molecules and labels from CSV, TSV, SMILES and SDF files, and report records that fail."""
 
 import csv
+import json
 import math
 import re
+import shlex
 import warnings
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -63,8 +65,12 @@ class TableOptions:
         for name in ("sep", "decimal"):
             character = getattr(self, name)
             if character is not None and len(character) != 1:
-                what = f"TableOptions: {name} is not one character"
-                raise mismatch(ValueError, what, "such as ; or ,", repr(character))
+                raise mismatch(
+                    ValueError,
+                    f"TableOptions: {name} is not one character",
+                    "such as ; or ,",
+                    repr(character),
+                )
 
     @cached_property
     def _no_label(self) -> frozenset[str]:
@@ -177,9 +183,13 @@ def read_molecules(
         1 O (None,) {'name': 'water'}
     """
     if isinstance(target_columns, str):
-        what = "read_molecules: target_columns is one text, not a list of names"
-        hint = f"target_columns=[{target_columns!r}]"
-        raise mismatch(TypeError, what, "a list of names", repr(target_columns), hint=hint)
+        raise mismatch(
+            TypeError,
+            "read_molecules: target_columns is one text, not a list of names",
+            "a list of names",
+            repr(target_columns),
+            hint=f"target_columns=[{target_columns!r}]",
+        )
     kind = _format_of(str(path), format)
     targets = tuple(target_columns or ())
     _check_columns(kind, targets, table.smiles_column or name_column or table.sep, path)
@@ -188,7 +198,7 @@ def read_molecules(
     labels = frozenset(targets)
 
     def read() -> Iterator[RawMolecule]:
-        found = False
+        is_empty = True
         with open_lines(path) as lines:
             if kind == "smi":
                 records = _read_smi(lines)
@@ -199,16 +209,20 @@ def read_molecules(
                     lines, table.sep or _SEPARATORS[kind], table, targets, name_column
                 )
             for raw in records:
-                found = True
+                is_empty = False
                 yield replace(
                     raw,
                     targets=tuple(_label(raw, name, table) for name in targets),
                     extra={name: raw.extra[name] for name in raw.extra if name not in labels},
                 )
-            if not found:
-                what = f"{lines.name}: the file contains no molecules"
-                got = f"{lines.number} lines"
-                raise mismatch(ValueError, what, f"at least one {kind} record", got, where=path)
+            if is_empty:
+                raise mismatch(
+                    ValueError,
+                    f"{lines.name}: the file contains no molecules",
+                    f"at least one {kind} record",
+                    f"{lines.number} lines",
+                    where=path,
+                )
 
     return read()
 
@@ -216,16 +230,31 @@ def read_molecules(
 def _check_columns(
     kind: str, targets: Sequence[str], of_table: str | None, path: str | Path
 ) -> None:
-    if twice := [name for name, count in Counter(targets).items() if count > 1]:
-        what = "read_molecules: a target is named twice"
-        raise mismatch(ValueError, what, "different columns", ", ".join(twice), where=path)
+    if repeated := [name for name, count in Counter(targets).items() if count > 1]:
+        raise mismatch(
+            ValueError,
+            "read_molecules: a target is named twice",
+            "different columns",
+            ", ".join(repeated),
+            where=path,
+        )
     if kind in ("smi", "sdf") and of_table:
-        what = f"read_molecules: {kind} files have no columns of SMILES or names"
-        raise mismatch(ValueError, what, "such columns for csv, tsv", of_table, where=path)
+        raise mismatch(
+            ValueError,
+            f"read_molecules: {kind} files have no columns of SMILES or names",
+            "such columns for csv, tsv",
+            of_table,
+            where=path,
+        )
     if kind == "smi" and targets:
-        what, got = "read_molecules: smi files have no labels", ", ".join(targets)
-        hint = "a csv file with a line of column names"
-        raise mismatch(ValueError, what, "csv, tsv or sdf", got, where=path, hint=hint)
+        raise mismatch(
+            ValueError,
+            "read_molecules: smi files have no labels",
+            "csv, tsv or sdf",
+            ", ".join(targets),
+            where=path,
+            hint="a csv file with a line of column names",
+        )
 
 
 def _label(raw: RawMolecule, name: str, table: TableOptions) -> float | None:
@@ -236,14 +265,36 @@ def _label(raw: RawMolecule, name: str, table: TableOptions) -> float | None:
     if value is not None and abs(value) <= _LARGEST:
         return value
     fault = _fault_of_number(text, table)
-    what = f"read_molecules: a label of {name!r} is {fault}"
-    expected = f"a number up to {_LARGEST:.2g}, or an empty cell, nan or NA if missing"
-    hint = ""
+    raise mismatch(
+        ValueError,
+        f"read_molecules: a label of {name!r} is {fault}",
+        f"a number up to {_LARGEST:.2g}, or an empty cell, nan or NA if missing",
+        repr(text),
+        where=raw.where,
+        hint=_option_for(text, fault),
+    )
+
+
+def _option_for(text: str, fault: str) -> str:
+    """Name the option with which a cell that is no number can be read; empty if there is none."""
     if fault == _WITH_COMMA:
-        hint = 'decimal="," (--decimal ,)'
-    elif _may_be_missing(text, fault):
-        hint = f"missing=({text!r},) (--missing), if that is a missing label"
-    raise mismatch(ValueError, what, expected, repr(text), where=raw.where, hint=hint)
+        return _option("decimal", ",")
+    # Without digits, it is certainly not a measurement.
+    if fault == _NO_NUMBER and not any(character.isdigit() for character in text):
+        return f"if it is a missing label, {_option('missing', text)}"
+    return ""
+
+
+def _option(name: str, value: str) -> str:
+    """Name an option of tables as ``fit``, the other commands and Python do."""
+    of_fit = shlex.quote(json.dumps([value]) if name == "missing" else value)
+    flag = f"--{name.replace('_', '-')} {shlex.quote(value)}"
+    commands = "predict, featurize" if name in ("sep", "smiles_column") else "featurize"
+    in_python = (value,) if name == "missing" else value
+    return (
+        f"--data.init_args.table.{name} {of_fit} (fit), {flag} ({commands}), "
+        f"TableOptions({name}={in_python!r})"
+    )
 
 
 _TOO_LARGE = "beyond float32"
@@ -263,19 +314,18 @@ def _fault_of_number(text: str, table: TableOptions) -> str:
     return _WITH_COMMA if is_decimal else _NO_NUMBER
 
 
-def _may_be_missing(text: str, fault: str) -> bool:
-    """Return whether a cell is certainly not a measurement."""
-    return fault == _NO_NUMBER and not any(character.isdigit() for character in text)
-
-
 def _format_of(path: str, given: str | None) -> str:
     suffix = Path(path.lower().removesuffix(".gz")).suffix
-    found = FORMATS.get(suffix) if given is None else given
-    if found in _SUFFIXES:
-        return str(found)
-    expected = f"{', '.join(sorted(_SUFFIXES))} ({' '.join(FORMATS)}, also with .gz)"
-    what, got = "read_molecules: the format is unknown", path if given is None else repr(given)
-    raise mismatch(ValueError, what, expected, got, hint='format="csv" (--format csv)')
+    kind = FORMATS.get(suffix) if given is None else given
+    if kind in _SUFFIXES:
+        return str(kind)
+    raise mismatch(
+        ValueError,
+        "read_molecules: the format is unknown",
+        f"{', '.join(sorted(_SUFFIXES))} ({' '.join(FORMATS)}, also with .gz)",
+        path if given is None else repr(given),
+        hint='another name of the file; or --format csv (predict, featurize), format="csv"',
+    )
 
 
 def _read_table(
@@ -284,8 +334,13 @@ def _read_table(
     records = _cells(lines, sep)
     _, header = next(records, (0, []))
     if not header:
-        what, got = f"{lines.name}: the file is empty", f"{lines.number} lines"
-        raise mismatch(ValueError, what, "a line that names the columns", got, where=lines.path)
+        raise mismatch(
+            ValueError,
+            f"{lines.name}: the file is empty",
+            "a line that names the columns",
+            f"{lines.number} lines",
+            where=lines.path,
+        )
     header = [each.strip() for each in header]
     others = list(targets) if name is None else [*targets, name]
     column = _find_smiles(header, table.smiles_column, others, f"{lines.path}:1")
@@ -294,10 +349,14 @@ def _read_table(
     others_at = {each: header.index(each) for each in header if each not in hidden}
     for row, (start, cells) in enumerate(records):
         if len(cells) != len(header):
-            what = f"{lines.name}: the number of cells is not that of the columns"
-            names, got = (f"{len(texts)}: {', '.join(texts)[:200]}" for texts in (header, cells))
-            where, hint = f"{lines.path}:{start}", "quotes around separators"
-            raise mismatch(ValueError, what, names, got, where=where, hint=hint)
+            raise mismatch(
+                ValueError,
+                f"{lines.name}: the number of cells is not that of the columns",
+                f"{len(header)}: {', '.join(header)[:200]}",
+                f"{len(cells)}: {', '.join(cells)[:200]}",
+                where=f"{lines.path}:{start}",
+                hint="quotes around separators",
+            )
         yield RawMolecule(
             row,
             f"{lines.path}:{start}",
@@ -309,7 +368,8 @@ def _read_table(
 
 
 def _cells(lines: Lines, sep: str) -> Iterator[tuple[int, list[str]]]:
-    start, ended = 1, False
+    start = 1
+    ended = False
 
     def watched() -> Iterator[str]:
         nonlocal ended
@@ -325,41 +385,52 @@ def _cells(lines: Lines, sep: str) -> Iterator[tuple[int, list[str]]]:
                 yield start, cells
             start = lines.number + 1
     except csv.Error as error:
-        what = f"{lines.name}: the table cannot be read"
-        expected, where = "cells between separators, quotes in pairs", f"{lines.path}:{start}"
-        raise mismatch(ValueError, what, expected, error, where=where) from error
+        raise mismatch(
+            ValueError,
+            f"{lines.name}: the table cannot be read",
+            "cells between separators, quotes in pairs",
+            error,
+            where=f"{lines.path}:{start}",
+        ) from error
 
 
 def _find_smiles(header: list[str], smiles: str | None, others: list[str], where: str) -> int:
     """Return the index of the column of SMILES; check that it and the others exist."""
-    found = [n for n in header if (n == smiles if smiles else n.lower() == "smiles")]
-    missing = ([] if found else [smiles or "smiles"]) + [n for n in others if n not in header]
+    of_smiles = [n for n in header if (n == smiles if smiles else n.lower() == "smiles")]
+    missing = ([] if of_smiles else [smiles or "smiles"]) + [n for n in others if n not in header]
     if missing:
-        what = f"read_molecules: column {', '.join(map(repr, missing))} not found"
-        expected = f"one of: {', '.join(map(repr, header))}"
-        got = ", ".join([smiles or "smiles", *others])
-        hint = "smiles_column=…, target_columns=[…]; the first line names the columns"
+        hint = "the first line names the columns"
+        if not of_smiles:
+            hint += f"; {_option('smiles_column', 'NAME')}"
         if len(header) == 1 and (other := re.search(r"[;,\t|]", header[0])):
-            hint = f"sep={other.group()!r} (--sep)"
-        raise mismatch(ValueError, what, expected, got, where=where, hint=hint)
-    twice = [name for name in others if header.count(name) > 1]
-    twice += found if len(found) > 1 else []
-    if twice:
-        names = ", ".join(map(repr, twice))
+            hint = _option("sep", other.group())
+        raise mismatch(
+            ValueError,
+            f"read_molecules: column {', '.join(map(repr, missing))} not found",
+            f"one of: {', '.join(map(repr, header))}",
+            ", ".join([smiles or "smiles", *others]),
+            where=where,
+            hint=hint,
+        )
+    repeated = [name for name in others if header.count(name) > 1]
+    repeated += of_smiles if len(of_smiles) > 1 else []
+    if repeated:
+        names = ", ".join(map(repr, repeated))
         warnings.warn(
             f"{where}: several columns are named {names}; the first is used", stacklevel=2
         )
-    return header.index(found[0])
+    return header.index(of_smiles[0])
 
 
 def _read_smi(lines: Lines) -> Iterator[RawMolecule]:
-    row, header = 0, False
+    row = 0
+    has_header = False
     for line in lines:
         text = line.lstrip(" ").rstrip()  # a tab is not stripped: the SMILES before it is empty
         if not text or text.startswith("#"):
             continue
-        if not (row or header) and text[:6].lower() == "smiles" and not text[6:7].strip():
-            header = True
+        if not (row or has_header) and text[:6].lower() == "smiles" and not text[6:7].strip():
+            has_header = True
             continue
         smiles, _, rest = text.replace("\t", " ").partition(" ")
         rest = rest.strip()
@@ -419,10 +490,12 @@ def _read_sdf(lines: Lines, targets: Sequence[str]) -> Iterator[RawMolecule]:
     file = _SDFile(lines)
     seen: dict[str, None] = {}
     repeated: set[str] = set()
-    row, start = 0, 1
+    row = 0
+    last_line = 0
     for mol in file.molecules():
-        where, first_line = f"{lines.path}:{start}", start
-        start = lines.number + 1
+        first_line = last_line + 1
+        last_line = lines.number
+        where = f"{lines.path}:{first_line}"
         if not any(line.strip() for line in file.record):
             continue  # blank lines at the end of the file
         block, items, fault = _sdf_parts(file, first_line, mol is not None)
@@ -445,9 +518,13 @@ def _read_sdf(lines: Lines, targets: Sequence[str]) -> Iterator[RawMolecule]:
         row += 1
     never = [name for name in targets if name not in seen]
     if row and never:
-        what = f"read_molecules: no record has the field {', '.join(map(repr, never))}"
-        expected = f"some of: {', '.join(map(repr, seen)) or 'no fields'}"
-        raise mismatch(ValueError, what, expected, ", ".join(targets), where=lines.path)
+        raise mismatch(
+            ValueError,
+            f"read_molecules: no record has the field {', '.join(map(repr, never))}",
+            f"some of: {', '.join(map(repr, seen)) or 'no fields'}",
+            ", ".join(targets),
+            where=lines.path,
+        )
 
 
 def _sdf_parts(
@@ -457,9 +534,10 @@ def _sdf_parts(
     is_ended = file.ends[-1:] == [len(file.record)]
     text = "".join(file.record[:-1] if is_ended else file.record)
     text += "" if text.endswith("\n") else "\n"
-    found = text.find("\nM  END") + 1
-    end = text.index("\n", found) + 1 if found else len(text)
-    block, data = text[:end], text[end:]
+    last_of_block = text.find("\nM  END") + 1
+    end = text.index("\n", last_of_block) + 1 if last_of_block else len(text)
+    block = text[:end]
+    data = text[end:]
     items = _ITEM.findall(data)
     fields = [(name, value.removesuffix("\n")) for name, value in items if name]
     inner = file.ends[: len(file.ends) - is_ended]
@@ -509,9 +587,13 @@ class BadMolecule:
         text = self.smiles or ""
         shown = text if len(text) <= _SHOWN else f"{text[:_SHOWN]}… ({len(text)} characters)"
         atom = "" if self.atom is None else f" (atom {self.atom})"
-        what, got = f"{name}: row {self.row} cannot be used", f"{self.reason}{atom}, in {shown!r}"
-        hint = 'bad="skip" (--bad skip) to omit such rows, "blank" to keep them without atoms'
-        return mismatch_text(what, "a molecule", got, where=self.where, hint=hint)
+        return mismatch_text(
+            f"{name}: row {self.row} cannot be used",
+            "a molecule",
+            f"{self.reason}{atom}, in {shown!r}",
+            where=self.where,
+            hint='bad="skip" (--bad skip) to omit such rows, "blank" to keep them without atoms',
+        )
 
 
 def write_error_report(path: str | Path, errors: Iterable[BadMolecule]) -> Path:
@@ -628,13 +710,12 @@ def find_targets(
     stamp = (file.stat().st_mtime_ns, file.stat().st_size) if file.is_file() else ()
     columns = _columns(str(file), table, stamp)
     if targets is None:
-        found = _chosen_targets(columns, path, kind)
+        chosen = _chosen_targets(columns, path, kind)
     else:
         all_labels = all(name in columns and columns[name].labels for name in targets)
-        found_kind = kind or ("binary" if all_labels else "regression")
-        found = FoundTargets(found_kind, tuple(targets))
-    are_classes = all(name in columns and columns[name].classes for name in found.names)
-    return found._replace(are_classes=kind is None and are_classes)
+        chosen = FoundTargets(kind or ("binary" if all_labels else "regression"), tuple(targets))
+    are_classes = all(name in columns and columns[name].classes for name in chosen.names)
+    return chosen._replace(are_classes=kind is None and are_classes)
 
 
 def _chosen_targets(
@@ -645,19 +726,24 @@ def _chosen_targets(
     labels = [name for name, column in usable.items() if column.labels]
     values = [name for name in usable if name not in labels]
     others = [f"{name} ({each.reason})" for name, each in columns.items() if each.reason]
-    chosen: Any = {"binary": labels, "regression": values, "multiclass": [*usable]}
-    kinds: list[Any] = [each for each in ("binary", "regression") if chosen[each]]
-    kinds = kinds if kind is None else [kind] * bool(chosen[kind])
+    names_of = {"binary": labels, "regression": values, "multiclass": [*usable]}
+    kinds = [each for each in ("binary", "regression") if names_of[each]]
+    if kind is not None:
+        kinds = [kind] if names_of[kind] else []
     if len(kinds) != 1:
-        what = "the targets cannot be found in the file"
-        got = "; ".join(f"{each}: {', '.join(chosen[each][:_SHOWN_TARGETS])}" for each in kinds)
-        hint = "--data.init_args.targets '[NAME]', or --data.init_args.kind regression or binary"
+        ambiguous = [f"{each}: {', '.join(names_of[each][:_SHOWN_TARGETS])}" for each in kinds]
         others += [f"{name} (labels)" for name in labels]
-        got = got or ", ".join(others[:_SHOWN_TARGETS]) or "no columns"
-        raise mismatch(ValueError, what, "values, or labels 0 and 1", got, where=path, hint=hint)
-    names: list[str] = chosen[kinds[0]]
-    left = ((name, "labels" if name in labels else "values") for name in usable)
-    others += [f"{name} ({what})" for name, what in left if name not in names]
+        raise mismatch(
+            ValueError,
+            "the targets cannot be found in the file",
+            "values, or labels 0 and 1",
+            "; ".join(ambiguous) or ", ".join(others[:_SHOWN_TARGETS]) or "no columns",
+            where=path,
+            hint="--data.init_args.targets '[NAME]', or --data.init_args.kind regression or binary",
+        )
+    names = names_of[kinds[0]]
+    left_out = [name for name in usable if name not in names]
+    others += [f"{name} ({'labels' if name in labels else 'values'})" for name in left_out]
     return FoundTargets(kinds[0], tuple(names), tuple(others))
 
 
@@ -667,14 +753,16 @@ def _check_cells(columns: dict[str, _Column], path: str | Path) -> None:
         only_commas = column.num_bad > 0 and column.faults == {_WITH_COMMA}
         if not (column.count > column.num_bad > 0 or only_commas):
             continue
-        what, odd = f"a cell of {name!r} is {column.fault}", column.bad[:_SHOWN]
-        got = f"{column.num_bad} others, such as {odd!r}"
-        hint = "--data.init_args.targets '[NAME]'"
-        if only_commas:
-            hint = f"--data.init_args.table.decimal ,; or {hint}"
-        elif _may_be_missing(odd, column.fault):
-            hint = f"""--data.init_args.table.missing '["{odd}"]', or {hint}"""
-        raise mismatch(ValueError, what, "numbers, or targets", got, where=path, hint=hint)
+        odd = column.bad[:_SHOWN]
+        options = [_option_for(odd, column.fault), "--data.init_args.targets '[NAME]'"]
+        raise mismatch(
+            ValueError,
+            f"a cell of {name!r} is {column.fault}",
+            "numbers, or targets",
+            f"{column.num_bad} others, such as {odd!r}",
+            where=path,
+            hint="; or ".join(filter(None, options)),
+        )
 
 
 @lru_cache(maxsize=8)
