@@ -215,21 +215,27 @@ class Lines:
         try:
             yield
         except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-            what = f"{self.name}: the compressed file is corrupt or truncated"
-            wanted, got = "a complete gzip file", f"{type(error).__name__}: {error}"
-            where = f"{self.path}, after line {self.number}"
-            raise mismatch(ValueError, what, wanted, got, where=where) from error
+            raise mismatch(
+                ValueError,
+                f"{self.name}: the compressed file is corrupt or truncated",
+                "a complete gzip file",
+                f"{type(error).__name__}: {error}",
+                where=f"{self.path}, after line {self.number}",
+            ) from error
 
     def _check_encoding(self, line: str) -> None:
         encoded = line.encode("utf-8", "surrogateescape")
         try:
             encoded.decode("utf-8")
         except UnicodeDecodeError as error:
-            what = f"{self.name}: the text is not UTF-8"
-            got = f"byte 0x{encoded[error.start]:02x} ({error.reason})"
-            where = f"{self.path}:{self.number}:{error.start + 1}"
-            hint = f"iconv -f <its encoding> -t utf-8 {self.name}"
-            raise mismatch(ValueError, what, "UTF-8", got, where=where, hint=hint) from error
+            raise mismatch(
+                ValueError,
+                f"{self.name}: the text is not UTF-8",
+                "UTF-8",
+                f"byte 0x{encoded[error.start]:02x} ({error.reason})",
+                where=f"{self.path}:{self.number}:{error.start + 1}",
+                hint=f"iconv -f <its encoding> -t utf-8 {self.name}",
+            ) from error
 
     def detach(self) -> None:
         """Leave the file to who has opened it."""

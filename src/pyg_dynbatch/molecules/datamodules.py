@@ -393,13 +393,20 @@ class MoleculeFileData(MoleculeDataModule):
         **loading: Any,
     ) -> None:
         super().__init__(**loading)
-        given = {"file": file, "targets": targets, "kind": kind, "table": table}
-        facts = self.known_facts(given)
+        facts = self.known_facts({"file": file, "targets": targets, "kind": kind, "table": table})
         if not facts["targets"]:
-            expected, hint = "the name of a column", "--data.init_args.targets '[solubility]'"
-            raise self._error("there is nothing to learn", expected, "none", hint=hint)
-        self.file, self.columns, self.kind = file, facts["targets"], facts["kind"]
-        self.classes, self.table, self.root = classes, table, root
+            raise self._error(
+                "there is nothing to learn",
+                "the name of a column",
+                "none",
+                hint="--data.init_args.targets '[solubility]'",
+            )
+        self.file = file
+        self.columns = facts["targets"]
+        self.kind = facts["kind"]
+        self.classes = classes
+        self.table = table
+        self.root = root
         self.found: FoundTargets | None = facts.get("found")
 
     @classmethod
@@ -420,9 +427,10 @@ class MoleculeFileData(MoleculeDataModule):
         if stage == "fit" and self.found:
             rank_zero_info(f"{self.file}: {self.found}")
             if self.found.are_classes:
-                text = "the targets 0, 1, 2, ... look like classes, but are learned as numbers"
-                hint = "kind: multiclass for classes, kind: regression for numbers"
-                rank_zero_warn(f"{self.file}: {text}; {hint}")
+                rank_zero_warn(
+                    f"{self.file}: the targets 0, 1, 2, ... look like classes, but are learned as "
+                    "numbers; kind: multiclass for classes, kind: regression for numbers"
+                )
         super().setup(stage)
 
     def load(self) -> PackedMolecules:

@@ -246,14 +246,19 @@ def molecule_of(given: object) -> Mol:
     if given is None or isinstance(given, str | float):
         return parse_smiles(given)
     if not isinstance(given, chem().Mol):
-        expected, got = "a SMILES or an rdkit.Chem.Mol", type(given).__name__
-        raise mismatch(TypeError, "the input is not a molecule", expected, got)
+        raise mismatch(
+            TypeError,
+            "the input is not a molecule",
+            "a SMILES or an rdkit.Chem.Mol",
+            type(given).__name__,
+        )
     return _read_again(_without_annotations(_perceived(chem().Mol(given), None), None))
 
 
 def _without_annotations(mol: Mol, text: str | None) -> Mol:
     """Remove hydrogens and atom maps, which affect the canonical text; refuse query atoms."""
-    atoms, kind = atoms_of(mol), chem().Atom
+    atoms = atoms_of(mol)
+    kind = chem().Atom
     if any(map(kind.HasQuery, atoms)) or not all(map(kind.GetAtomicNum, atoms)):
         for atom in filter(_is_query, atoms):
             raise MoleculeError("query atom", atom.GetIdx(), text)
@@ -311,8 +316,7 @@ def _perceived(mol: Mol, text: str | None) -> Mol:
     with rdkit_module("rdBase").BlockLogs():
         if chem().SanitizeMol(mol, catchErrors=True):
             raise _rejected(mol, text)
-        found: Any = {"cleanIt": True, "force": True, "flagPossibleStereoCenters": True}
-        chem().AssignStereochemistry(mol, **found)
+        chem().AssignStereochemistry(mol, cleanIt=True, force=True, flagPossibleStereoCenters=True)
     return mol
 
 

@@ -94,8 +94,9 @@ class AveragedProperties(ExactBuffers):
         if self.kind == "binary":
             # log(p / (1 - p)) of the mean probability, exact also where p is nearly 0 or 1.
             exact = outputs.double()
-            ones, zeros = F.logsigmoid(exact).logsumexp(0), F.logsigmoid(-exact).logsumexp(0)
-            return (ones - zeros).float()
+            log_ones = F.logsigmoid(exact).logsumexp(0)
+            log_zeros = F.logsigmoid(-exact).logsumexp(0)
+            return (log_ones - log_zeros).float()
         pairs: Any = zip(self.scales, outputs, strict=True)
         values = torch.stack([scale.restored(output) for scale, output in pairs])
         return self.scale.scaled(values.mean(0)).float()
@@ -143,8 +144,12 @@ class MoleculePropertyModel(Model):
     def weave(self) -> WeaveNet:
         """The network of a model that is no mean, for fingerprints."""
         if not isinstance(self.network, WeaveNet):
-            what = "fingerprints: only of a single network"
-            raise mismatch(ValueError, what, "WeaveNet", type(self.network).__name__)
+            raise mismatch(
+                ValueError,
+                "fingerprints: only of a single network",
+                "WeaveNet",
+                type(self.network).__name__,
+            )
         return self.network
 
     @torch.no_grad()
