@@ -28,7 +28,7 @@ def kept(layer: RecursiveLayer, schedule: Levels, x: Tensor) -> int:
         return saved
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda saved: saved):
-        layer(x, schedule=schedule, level_order=True)
+        layer(x, schedule=schedule, inputs_only=True, level_order=True)
     for mine in (x, *layer.parameters()):
         found.pop(mine.untyped_storage().data_ptr(), None)
     return sum(found.values())
@@ -62,7 +62,7 @@ def test_with_gradients(make: type[RecursiveLayer]) -> None:
 def test_nothing_without_gradients(make: type[RecursiveLayer]) -> None:
     layer = make(3, WIDTH)
     schedule, x, _, _ = case(layer)
-    recorded = layer(x, schedule=schedule)
+    recorded = layer(x, schedule=schedule, inputs_only=True)
     with torch.no_grad():
         assert kept(layer, schedule, x) == 0
-        assert torch.equal(layer(x, schedule=schedule), recorded)
+        assert torch.equal(layer(x, schedule=schedule, inputs_only=True), recorded)
