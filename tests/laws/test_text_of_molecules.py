@@ -33,6 +33,7 @@ from pyg_dynbatch.lightning import (
 from pyg_dynbatch.models import MoleculePredictor
 from pyg_dynbatch.molecules.features.kearnes import KearnesAtoms
 from pyg_dynbatch.molecules.work.commands import run_featurize, run_molecule_predict
+from pyg_dynbatch.prediction import read_checkpoint
 from tests.molecules.molecules import property_task
 from tests.training.helpers import bare_trainer
 
@@ -92,7 +93,8 @@ def write_table(
     """Write the molecules with two properties; another column of SMILES holds only methane."""
     with Path(path).open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file, delimiter=sep)
-        writer.writerow(["id", column, "first", "label", "drawn"])
+        other = "drawn" if column == "smiles" else "smiles"
+        writer.writerow(["id", column, "first", "label", other])
         for row, text in enumerate(SMILES):
             first = missing if row % 5 == 4 else str(row / 4).replace(".", decimal)
             writer.writerow([f"m{row}", text, first, row % 3, "C"])
@@ -267,7 +269,7 @@ def check(case: Case, folder: Path, is_fitted: bool) -> None:
     expected[is_bad] = np.nan
 
     told = ["--checkpoint", str(path), "--input", case.file, *case.told]
-    assert run_molecule_predict([*told, "--output", "out.csv"], {}) == 0
+    assert run_molecule_predict([*told, "--output", "out.csv"], read_checkpoint(path)) == 0
     with Path("out.csv").open(newline="", encoding="utf-8") as file:
         table = list(csv.DictReader(file))
     np.testing.assert_allclose(columns_of(table, data), expected, rtol=1e-5, atol=1e-6)
@@ -293,6 +295,11 @@ FITTED = ["morgan", *(pytest.param(name, marks=pytest.mark.long) for name in CAS
 @pytest.mark.parametrize("name", FITTED)
 def test_a_raw_file_is_predicted_as_in_training(name: str, folder: Path) -> None:
     check(CASES[name], folder, is_fitted=True)
+
+
+def test_the_column_of_molecules_is_that_of_the_training(folder: Path) -> None:
+    """The file has another column with the usual name, too."""
+    check(Case(lambda: files("b.csv", GERMAN), "b.csv", ("--sep", ";")), folder, is_fitted=True)
 
 
 def described(data: MoleculeDataModule) -> list[Any]:

@@ -23,6 +23,7 @@ from pyg_dynbatch.molecules.features.featurizer import MoleculeFeaturizer
 from pyg_dynbatch.molecules.features.pair_table import check_pair_set
 from pyg_dynbatch.molecules.files.build import ERRORS, FeaturizeOptions
 from pyg_dynbatch.molecules.files.read import (
+    SMILES_COLUMN,
     FoundTargets,
     TableOptions,
     find_targets,
@@ -432,6 +433,10 @@ class MoleculeFileData(MoleculeDataModule):
                     "numbers; kind: multiclass for classes, kind: regression for numbers"
                 )
         super().setup(stage)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the split, and the column that holds the molecules."""
+        return {**super().state_dict(), SMILES_COLUMN: self.table.smiles_column}
 
     def load(self) -> PackedMolecules:
         """Load all molecules."""

@@ -30,6 +30,8 @@ _SUFFIXES = {
     "sdf": (".sdf", ".sd"),
 }
 FORMATS = {suffix: kind for kind, suffixes in _SUFFIXES.items() for suffix in suffixes}
+SMILES_COLUMN = "smiles_column"
+"""In a checkpoint: the column of SMILES that a data module was given, or None."""
 _SEPARATORS = {"csv": ",", "tsv": "\t"}
 _MISSING = ("", "nan", "na")
 _LARGEST = (2 - 2**-23) * 2.0**127  # of float32, in which networks compute
@@ -190,7 +192,7 @@ def read_molecules(
             repr(target_columns),
             hint=f"target_columns=[{target_columns!r}]",
         )
-    kind = _format_of(str(path), format)
+    kind = format_of(str(path), format)
     targets = tuple(target_columns or ())
     _check_columns(kind, targets, table.smiles_column or name_column or table.sep, path)
     if str(path) != "-":
@@ -314,7 +316,8 @@ def _fault_of_number(text: str, table: TableOptions) -> str:
     return _WITH_COMMA if is_decimal else _NO_NUMBER
 
 
-def _format_of(path: str, given: str | None) -> str:
+def format_of(path: str, given: str | None) -> str:
+    """Return the format of a file: the one that is given, or that of its suffix."""
     suffix = Path(path.lower().removesuffix(".gz")).suffix
     kind = FORMATS.get(suffix) if given is None else given
     if kind in _SUFFIXES:

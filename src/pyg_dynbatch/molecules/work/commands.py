@@ -13,7 +13,14 @@ from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.files import existing, sha256_of
 from pyg_dynbatch.molecules.features.featurizer import MoleculeFeaturizer
 from pyg_dynbatch.molecules.files.build import ERRORS, FeaturizeOptions, build_store
-from pyg_dynbatch.molecules.files.read import FORMATS, RawMolecule, TableOptions, read_molecules
+from pyg_dynbatch.molecules.files.read import (
+    FORMATS,
+    SMILES_COLUMN,
+    RawMolecule,
+    TableOptions,
+    format_of,
+    read_molecules,
+)
 from pyg_dynbatch.molecules.files.store import HEADER
 from pyg_dynbatch.molecules.nets.properties import MoleculePropertyModel
 from pyg_dynbatch.molecules.work.predict import MoleculePredictor, PredictionFiles, predict_file
@@ -25,7 +32,8 @@ def add_input(parser: argparse.ArgumentParser) -> None:
     formats = ", ".join(sorted(set(FORMATS.values())))
     add("--input", required=True, metavar="FILE", help="CSV, TSV, SMILES or SDF; - for stdin")
     add("--format", help=f"{formats} (default: by the suffix; smi for stdin)")
-    add("--smiles-column", metavar="NAME", help="column of the SMILES (default: smiles)")
+    text = "column of the SMILES (default: that of the training, or smiles)"
+    add("--smiles-column", metavar="NAME", help=text)
     add("--sep", metavar="CHARACTER", help="between cells (default: a comma; a tab in tsv files)")
     add("--name-column", metavar="NAME", help="column of the names")
 
@@ -91,6 +99,8 @@ def run_molecule_predict(argv: list[str], checkpoint: Mapping[str, Any]) -> int:
     parser = _predict_parser()
     options = parser.parse_args(argv)
     paths, written = options.checkpoint, (options.output, options.fingerprints)
+    if options.smiles_column is None:
+        options.smiles_column = _trained_column(checkpoint, options)
     check_outputs("predict", written, [options.input, options.features, *paths])
     first = MoleculePropertyModel.from_checkpoint(checkpoint, paths[0]) if checkpoint else paths[0]
     names = ("device", "dropout", "max_pairs", "max_atoms", "features")
@@ -108,6 +118,15 @@ def run_molecule_predict(argv: list[str], checkpoint: Mapping[str, Any]) -> int:
         if path not in (None, "-"):
             print(f"written: {path}", file=sys.stderr)
     return 0
+
+
+def _trained_column(checkpoint: Mapping[str, Any], options: argparse.Namespace) -> str | None:
+    """Return the column of SMILES that the model was trained on, if its data module named one."""
+    is_table = options.input != "-" and format_of(options.input, options.format) in ("csv", "tsv")
+    if not is_table:
+        return None
+    states = (state for state in checkpoint.values() if isinstance(state, Mapping))
+    return next((state[SMILES_COLUMN] for state in states if SMILES_COLUMN in state), None)
 
 
 def _no_molecule(command: str, where: str, bad: int, reason: str) -> ValueError:
