@@ -34,7 +34,9 @@ from pyg_dynbatch.molecules.features.featurizer import MoleculeFeaturizer
 from pyg_dynbatch.molecules.features.rdkit_access import rdkit_data_folder
 from pyg_dynbatch.molecules.schema import MoleculeSchema
 from pyg_dynbatch.molecules.task import MoleculeProperty
+from pyg_dynbatch.trees.predict import TEXT
 from pyg_dynbatch.trees.task import TreeClassification
+from pyg_dynbatch.trees.words import Vocabulary
 
 ONE, BATCHES = "one by one", "batches"
 _LEAVES, _WORDS, _BODIES = 20, 1000, 256
@@ -154,8 +156,9 @@ def _tree_checkpoint(path: Path, units: int) -> Path:
     options |= {"embedding_channels": units, "hidden_channels": units}
     contents: Any = {"state_dict": TreeClassification(**options).state_dict()}
     contents |= {"hyper_parameters": options, "pyg_dynbatch_task": "TreeClassification"}
-    words = ["<unk>", *(f"w{number}" for number in range(_WORDS))]
-    torch.save({**contents, "pytorch-lightning_version": "2", "data": {"words": words}}, path)
+    vocabulary = Vocabulary(f"w{number}" for number in range(_WORDS))
+    text = {"labels": "none", "vocabulary": vocabulary.as_dict()}
+    torch.save({**contents, "pytorch-lightning_version": "2", "data": {TEXT: text}}, path)
     return path
 
 

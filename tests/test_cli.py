@@ -510,7 +510,7 @@ def test_options_beside_a_checkpoint_hold_or_are_refused(fitted: str, capsys, ca
     assert run("fit", "--run", fitted, *changed) == 0
     assert "changed: model.optimizer.lr: 0.01 in the checkpoint, 0.5 given" in caplog.text
     assert "num_workers" not in caplog.text
-    found = torch.load(last, weights_only=True)
+    found = torch.load(f"{fitted}/last.ckpt", weights_only=True)
     assert {group["lr"] for group in found["optimizer_states"][0]["param_groups"]} == {0.5}
     assert found["hyper_parameters"]["output_dropout"] == 0.2
 
