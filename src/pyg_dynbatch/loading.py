@@ -1,14 +1,10 @@
-"""Ragged columns, and collaters and loaders that attach a plan to a batch."""
+"""Collaters and loaders that attach a plan to a batch."""
 
 import copyreg
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from copy import copy
-from functools import cache
-from operator import itemgetter
 from typing import Any, ClassVar
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import DistributedSampler
@@ -17,238 +13,9 @@ from torch_geometric.data.data import BaseData
 from torch_geometric.loader import DataLoader as PyGDataLoader
 from torch_geometric.loader.dataloader import Collater as PyGCollater
 
+from pyg_dynbatch.columns import Columns, batch_of_one, empty_batch
 from pyg_dynbatch.core.errors import describe_value, mismatch
 from pyg_dynbatch.core.movable import MovablePlan
-from pyg_dynbatch.core.structure import concatenated_ranges
-
-
-class Segments:
-    """Where the rows of each example start in a column, and how many there are.
-
-    Sizes ``[2, 0, 3]`` have starts ``[0, 2, 2, 5]``, the last of which is the end.
-    """
-
-    __slots__ = ("sizes", "starts")
-
-    def __init__(self, sizes: Sequence[int] | np.ndarray) -> None:
-        self.sizes = np.asarray(sizes, dtype=np.int64)
-        self.starts = np.zeros(self.sizes.size + 1, dtype=np.int64)
-        self.sizes.cumsum(out=self.starts[1:])
-
-
-class RaggedColumns(Sequence[Data]):
-    """Hold examples as one long column per field; ``columns[rows]`` takes several.
-
-    A data set returns a batch in this form, so that no object is ever built per example; to
-    everything else it is a list of ``Data``. A column is a tensor, or a list with one value per
-    example; in a column every example counts its nodes from 0.
-    """
-
-    kind: ClassVar[type[Data]]
-    named: ClassVar[frozenset[str]]  # fields that can be columns; PyG merges examples with others
-    shifted: ClassVar[frozenset[str]] = frozenset()  # fields that hold numbers of nodes
-    numbers: ClassVar[frozenset[str]] = frozenset()  # one Python integer per example
-
-    def __init__(
-        self, nodes: Segments, fields: Mapping[str, Any], segments: Mapping[str, Segments]
-    ) -> None:
-        self.nodes = nodes
-        self.fields = dict(fields)
-        self.segments = dict(segments)
-
-    @classmethod
-    def of(cls, examples: Sequence[Any], excluded: Collection[str] = ()) -> "RaggedColumns | None":
-        """Join at least one example; None if PyG must collate instead.
-
-        PyG merges examples of other classes or with other fields, and examples that differ in
-        their fields, dtypes or widths.
-        """
-        columns = _values_by_field(examples, cls, excluded)
-        if columns is None:
-            return None
-        counts = columns.pop("num_nodes")
-        nodes = Segments(counts)
-        # Most fields have one row per node, edge or example, and then share their segments.
-        known = {tuple(counts): nodes}
-        fields: dict[str, Any] = {}
-        segments: dict[str, Segments] = {}
-        for key, values in columns.items():
-            column = fields[key] = _join(key, values)
-            if column is None:
-                return None
-            sizes = _sizes(key, values)
-            segments[key] = known.get(sizes) or known.setdefault(sizes, Segments(sizes))
-        return cls(nodes, fields, segments)
-
-    def merged(self, excluded: Collection[str] = ()) -> Batch | None:
-        """Build the batch that ``Batch.from_data_list`` makes; None if PyG must collate instead."""
-        if "num_nodes" in excluded:
-            return None
-        nodes, count = self.nodes, len(self)
-        fields, slices, shifts = dict[str, Any](), dict[str, Any](), dict[str, Any]()
-        # One tensor for equal starts, so that a worker process sends it once.
-        starts = {each: torch.from_numpy(each.starts) for each in (nodes, *self.segments.values())}
-        first, zeros = starts[nodes][:-1], torch.zeros(count, dtype=torch.long)
-        for key, column in self.fields.items():
-            if key in excluded:
-                continue
-            segments = self.segments[key]
-            slices[key], shifts[key] = starts[segments], zeros
-            if key in self.shifted:
-                column = column + torch.from_numpy(nodes.starts[:-1].repeat(segments.sizes))
-                shifts[key] = first
-            elif isinstance(column, list):
-                shifts[key] = None
-            fields[key] = column
-        fields["num_nodes"] = int(nodes.starts[-1])
-        fields["batch"] = torch.from_numpy(np.arange(count).repeat(nodes.sizes))
-        fields["ptr"] = starts[nodes]
-        return self._batch_of(fields, nodes.sizes.tolist(), slices, shifts)
-
-    @classmethod
-    def batch_of_one(cls, example: Any, excluded: Collection[str] = ()) -> Batch | None:
-        """Build the batch of a list of one example; None where :meth:`of` has to try."""
-        rows = example.to_dict() if type(example) is cls.kind else {}
-        nodes = rows.pop("num_nodes", None)
-        if type(nodes) is not int or "num_nodes" in excluded:
-            return None
-        fields, slices, shifts = dict[str, Any](), dict[str, Any](), dict[str, Any]()
-        batch, zero = (torch.zeros(size, dtype=torch.long) for size in (nodes, 1))
-        ends = {nodes: torch.from_numpy(np.array([0, nodes], np.int64))}
-        for key, value in rows.items():
-            if key in excluded or isinstance(value, MovablePlan):
-                continue
-            # The batch owns its rows, as that of several examples does.
-            column = torch.cat((value,), axis_of(key)) if is_plain(value) else _join(key, [value])
-            if column is None or key not in cls.named:
-                return None
-            size = 1 if isinstance(column, list) else column.shape[axis_of(key)]
-            if size not in ends:
-                ends[size] = torch.from_numpy(np.array([0, size], np.int64))
-            fields[key], slices[key] = column, ends[size]
-            shifts[key] = None if isinstance(column, list) else zero
-        fields |= {"num_nodes": nodes, "batch": batch, "ptr": ends[nodes]}
-        return cls._batch_of(fields, [nodes], slices, shifts)
-
-    @classmethod
-    def _batch_of(cls, fields: dict[str, Any], nodes: list[int], slices: Any, shifts: Any) -> Batch:
-        batch = copy(_empty_batch(cls.kind))  # type: ignore[arg-type]  # a class can be hashed
-        # Private names of PyG, as `Batch.from_data_list` sets them: there are no public ones.
-        # Its way to set a field raises and catches an error, which takes a microsecond.
-        batch.stores[0]._mapping, batch.stores[0]._num_nodes = fields, nodes
-        batch._num_graphs, batch._slice_dict, batch._inc_dict = len(nodes), slices, shifts
-        return batch
-
-    def __len__(self) -> int:
-        return self.nodes.sizes.size
-
-    def __getitem__(self, index: int | slice | Sequence[int] | np.ndarray) -> Any:
-        """Build one example, or take several as columns."""
-        if isinstance(index, slice):
-            index = range(len(self))[index]
-        if isinstance(index, Sequence | np.ndarray):
-            return self._take(np.asarray(index, dtype=None if len(index) else np.int64))
-        row = range(len(self))[index]
-        example = self.kind()
-        for key, column in self.fields.items():
-            if isinstance(column, list):
-                example[key] = column[row]
-            elif key in self.numbers:
-                example[key] = int(column[row])
-            else:
-                segments = self.segments[key]
-                first, size = int(segments.starts[row]), int(segments.sizes[row])
-                example[key] = column.narrow(axis_of(key), first, size)
-        example.num_nodes = int(self.nodes.sizes[row])
-        return example
-
-    def _take(self, chosen: np.ndarray) -> "RaggedColumns":
-        taken_rows = {}
-        for each in {self.nodes, *self.segments.values()}:
-            taken = Segments(each.sizes[chosen])
-            taken_rows[each] = taken, concatenated_ranges(each.starts[:-1][chosen], taken.sizes)
-        fields = {
-            key: _gather(column, taken_rows[self.segments[key]][1], axis_of(key))
-            for key, column in self.fields.items()
-        }
-        segments = {key: taken_rows[each][0] for key, each in self.segments.items()}
-        return type(self)(taken_rows[self.nodes][0], fields, segments)
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({len(self)} examples, {self.nodes.starts[-1]} nodes)"
-
-
-def _values_by_field(
-    examples: Sequence[Any], columns: type[RaggedColumns], excluded: Collection[str]
-) -> dict[str, list[Any]] | None:
-    """List the values of each field over all examples; None if PyG must collate instead."""
-    if set(map(type, examples)) != {columns.kind}:
-        return None
-    rows = [each.to_dict() for each in examples]
-    if len(set(map(len, rows))) > 1:
-        return None
-    try:
-        listed = {key: list(map(itemgetter(key), rows)) for key in rows[0]}
-    except KeyError:
-        return None
-    found = {
-        key: values
-        for key, values in listed.items()
-        # The plan of an earlier batch, which an example may carry, is of no use to this one.
-        if key not in excluded and not isinstance(values[0], MovablePlan)
-    }
-    has_counts = set(map(type, found.get("num_nodes", ()))) == {int}
-    return found if has_counts and found.keys() <= columns.named | {"num_nodes"} else None
-
-
-def axis_of(key: str) -> int:
-    """Return the axis along which a field of trees or molecules is joined."""
-    return -1 if key == "edge_index" else 0
-
-
-def _join(key: str, values: list[Any]) -> Tensor | list[str] | None:
-    """Join one field; None if the values differ in dtype or width, or are not plain CPU tensors."""
-    kinds = set(map(type, values))
-    if kinds == {str}:
-        return values
-    if kinds == {int}:
-        return torch.tensor(values)
-    if kinds != {Tensor}:
-        return None
-    if len({value.dtype for value in values}) > 1:
-        return None
-    try:
-        joined = torch.cat(values, axis_of(key))
-    except RuntimeError:
-        # Of several widths or devices, or scalars: the error comes from the checks before PyG.
-        return None
-    # Along with matrices, cat accepts empty vectors.
-    if joined.dim() > 1 and set(map(Tensor.dim, values)) != {joined.dim()}:
-        return None
-    return joined if is_plain(joined) else None
-
-
-def is_plain(value: Any) -> bool:
-    """Return whether a value is a dense tensor on the CPU that is not a scalar."""
-    plain = type(value) is Tensor and value.layout == torch.strided and value.is_cpu
-    return plain and value.dim() > 0
-
-
-def _sizes(key: str, values: list[Any]) -> tuple[int, ...]:
-    if not isinstance(values[0], Tensor):
-        return (1,) * len(values)
-    if values[0].dim() == 1:
-        return tuple(map(Tensor.numel, values))
-    return tuple([value.size(axis_of(key)) for value in values])
-
-
-def _gather(column: Any, rows: np.ndarray, axis: int) -> Any:
-    if isinstance(column, list):
-        return [column[row] for row in rows.tolist()]
-    if axis and column.dtype == torch.int64:
-        # Along the last axis numpy takes half the time of torch.
-        return torch.from_numpy(column.numpy().take(rows, axis))
-    return column.index_select(axis, torch.from_numpy(rows))
 
 
 def check_tokens(owner: str, token: Any) -> None:
@@ -264,15 +31,6 @@ def slices_of(batch: Any) -> Mapping[str, Tensor]:
     """Return where the rows of each example begin, per field; empty if PyG did not store them."""
     # Private in PyG, and the only copy of these numbers on the host.
     return getattr(batch, "_slice_dict", {})
-
-
-def empty_batch(kind: Any) -> Batch:
-    """Create a batch without fields."""
-    return Batch(_base_cls=kind)
-
-
-# Once per class: PyG builds a class and reads its signature.
-_empty_batch = cache(empty_batch)
 
 
 def allow_batches(kind: type[Data]) -> None:
@@ -305,7 +63,6 @@ def allow_batches(kind: type[Data]) -> None:
 class PlanningCollater(PyGCollater, ABC):
     """Merge examples, check that they have the same fields, and let a subclass attach its plan."""
 
-    columns: ClassVar[type[RaggedColumns]]  # merge the examples quickly
     needed: ClassVar[str]  # the field that the plan is made from
     may_warn = True
     """Whether examples that look wrong are still to be warned of, which happens once."""
@@ -321,7 +78,7 @@ class PlanningCollater(PyGCollater, ABC):
 
     def __call__(self, batch: Sequence[Any] | BaseData) -> Any:
         """Merge a list of examples."""
-        name, excluded, merged = type(self).__name__, self.exclude_keys or (), None
+        name = type(self).__name__
         if isinstance(batch, BaseData):
             what, hint = f"{name}: got one example", "in a loader, batch_size=1 or more, not None"
             raise mismatch(TypeError, what, "a list of examples", batch, hint=hint)
@@ -331,14 +88,8 @@ class PlanningCollater(PyGCollater, ABC):
             what, kind = f"{name}: the examples are not Data", type(batch[0]).__name__
             hint = "to_homogeneous(), or PyG's own DataLoader"
             raise mismatch(TypeError, what, "Data, with one kind of nodes", kind, hint=hint)
-        if not self.follow_batch:
-            quick = isinstance(batch, RaggedColumns)
-            if len(batch) == 1 and not quick:
-                merged = self.columns.batch_of_one(batch[0], excluded)
-            if merged is None:
-                columns: Any = batch if quick else self.columns.of(batch, excluded)
-                merged = None if columns is None else columns.merged(excluded)
-        quick = merged is not None
+        excluded = self.exclude_keys or ()
+        merged = None if self.follow_batch else _merged_columns(batch, excluded)
         if merged is None:
             if not isinstance(batch[0], Data):
                 return super().__call__(list(batch))
@@ -348,7 +99,7 @@ class PlanningCollater(PyGCollater, ABC):
             _check_same_fields(batch, excluded, name)
             merged = Batch.from_data_list(list(batch), self.follow_batch, list(excluded))
         if self.needed in merged.stores[0]:
-            self._attach(merged, quick)
+            self._attach(merged)
         elif self.needed == "edge_index" and "adj_t" in merged.stores[0]:
             what = f"{name}: the examples have no edge_index to make a schedule from"
             expected = "edge_index [2, edge] from child to parent"
@@ -357,8 +108,20 @@ class PlanningCollater(PyGCollater, ABC):
         return merged
 
     @abstractmethod
-    def _attach(self, merged: Batch, quick: bool) -> None:
-        """Set the plan of a batch, which was merged from columns (``quick``) or by PyG."""
+    def _attach(self, merged: Batch) -> None:
+        """Set the plan of a batch."""
+
+
+def _merged_columns(batch: Sequence[Any], excluded: Collection[str]) -> Batch | None:
+    """Merge examples without an object for each; None if PyG must collate instead."""
+    if isinstance(batch, Columns):
+        return batch.merged(excluded)
+    if len(batch) == 1 and isinstance(batch[0], Data):
+        merged = batch_of_one(batch[0], excluded)
+        if merged is not None:
+            return merged
+    columns = Columns.of(batch, excluded)
+    return None if columns is None else columns.merged(excluded)
 
 
 def _check_same_fields(examples: Sequence[Data], excluded: Collection[str], name: str) -> None:

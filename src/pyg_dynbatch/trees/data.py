@@ -1,7 +1,7 @@
 """Describe a tree, DAG or forest as PyG ``Data``, check it, and merge several to a batch."""
 
 import warnings
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -32,7 +32,6 @@ from pyg_dynbatch.core.structure import (
 from pyg_dynbatch.loading import (
     PlanningCollater,
     PlanningLoader,
-    RaggedColumns,
     allow_batches,
     check_tokens,
     slices_of,
@@ -348,56 +347,6 @@ class DynTreeData(Data):
         return self
 
 
-class TreeColumns(RaggedColumns):
-    """Hold trees as one long column per field; ``columns[rows]`` takes several.
-
-    A data set returns the trees of a batch in this form, and the collater makes the batch of it
-    without ever building one object per tree. To everything else it is a list of ``DynTreeData``.
-
-    Args:
-        nodes: Where the nodes of each tree are.
-        fields: The columns, in which every tree counts its nodes from 0.
-        segments: Where the rows of each tree are, for every column.
-
-    Example:
-        >>> tree = DynTreeData(torch.tensor([[0, 1], [2, 2]]), num_nodes=3)
-        >>> columns = TreeColumns.of([tree] * 4)
-        >>> pair = columns[[3, 1]]
-        >>> len(pair), pair[0].edge_index.tolist(), pair.merged().edge_index.tolist()
-        (2, [[0, 1], [2, 2]], [[0, 1, 3, 4], [2, 2, 5, 5]])
-    """
-
-    kind = DynTreeData
-    shifted = frozenset({"edge_index", "root_index"})
-    named = shifted.union(NODE_FIELDS, EDGE_FIELDS, ["target", "score"])
-
-    def merged(self, excluded: Collection[str] = ()) -> Batch | None:
-        """Build the batch of all trees without its schedule; None if PyG must collate.
-
-        Args:
-            excluded: Fields to leave out.
-
-        Raises:
-            ValueError: If a field has the wrong length, or an edge names a missing node.
-        """
-        shifted = (self.fields[key] for key in self.shifted & self.fields.keys())
-        index, dtypes = self.fields.get("edge_index"), {getattr(s, "dtype", None) for s in shifted}
-        if index is None or index.dim() != 2 or dtypes != {torch.int64}:
-            return None
-        starts = {key: each.starts for key, each in self.segments.items() if key not in excluded}
-        check_rows(self.nodes.starts, starts, index.numpy())
-        return super().merged(excluded)
-
-    @classmethod
-    def batch_of_one(cls, example: Any, excluded: Collection[str] = ()) -> Batch | None:
-        """Build the batch of one tree without its schedule; None where a length is wrong."""
-        batch = super().batch_of_one(example, excluded)
-        slices, nodes = ({}, None) if batch is None else (slices_of(batch), batch.ptr)
-        # Fields of equal length have the same slices.
-        wanted = {**dict.fromkeys(NODE_FIELDS, nodes), "child_slot": slices.get("edge_index")}
-        return batch if all(each is wanted.get(key, each) for key, each in slices.items()) else None
-
-
 def check_rows(nodes: np.ndarray, starts: Mapping[str, np.ndarray], index: np.ndarray) -> None:
     """Check that every tree has rows for its nodes and edges, and edges among its own nodes.
 
@@ -489,7 +438,6 @@ class Collater(PlanningCollater):
         ((4, 2), [2, 5])
     """
 
-    columns = TreeColumns
     needed = "edge_index"
 
     def __init__(
@@ -506,17 +454,17 @@ class Collater(PlanningCollater):
         self.direction = direction
         checked_choice("Collater: unknown direction", direction, (*DIRECTIONS, "both"))
 
-    def _attach(self, merged: Batch, quick: bool) -> None:
-        store, num_nodes = merged.stores[0], int(merged.num_nodes)
+    def _attach(self, merged: Batch) -> None:
+        store = merged.stores[0]
+        num_nodes = int(merged.num_nodes)
         check_tokens("Collater", store.get("token"))
-        if not quick:  # columns have checked this when they merge
-            has_input = store.get("has_input")
-            if not isinstance(has_input, Tensor):  # a list has no rows to check
-                input_mask(has_input)
-            _check_merged(merged)
+        has_input = store.get("has_input")
+        if not isinstance(has_input, Tensor):  # a list has no rows to check
+            input_mask(has_input)
+        _check_merged(merged)
         directions = DIRECTIONS if self.direction == "both" else (self.direction,)
         for key, each in zip(("schedule", "schedule_down"), directions, strict=False):
-            # As `RaggedColumns` sets fields.
+            # As `Columns` sets fields.
             store._mapping[key] = derive_levels("Collater", store, num_nodes, self.arity, each)
         if self.may_warn and _is_upside_down(store["schedule"], store["edge_index"]):
             self._warn_of_reversed_edges()

@@ -12,8 +12,7 @@ from typing import Any
 
 from pyg_dynbatch.core.errors import checked_choice, checked_count, mismatch
 from pyg_dynbatch.files import existing, sha256_of
-from pyg_dynbatch.trees.data import DynTreeData
-from pyg_dynbatch.trees.datasets import Content, TreeDataset, choose_split, parse_lines
+from pyg_dynbatch.trees.datasets import TreeDataset, choose_split, parse_lines
 from pyg_dynbatch.trees.text import ParsedTree, fault_at, parse_bracketed
 from pyg_dynbatch.trees.words import Vocabulary
 
@@ -255,22 +254,33 @@ class ListOps(TreeDataset):
     ) -> None:
         split = choose_split(split, _SPLITS, {"dev": "val"}, "ListOps")
         recipe = recipe or ListOpsRecipe()
-        labels = recipe.labels if tsv is None else "root"
         path = None if tsv is None else existing(tsv, "a text file")
-        source = repr(sorted(asdict(recipe).items())) if path is None else sha256_of(path)
+        source: Any = asdict(recipe) if path is None else sha256_of(path)
+        self._form = form
+        self._recipe = recipe
+        self._path = path
+        super().__init__(
+            root,
+            split,
+            {"form": form, "source": source},
+            vocabulary=listops_vocabulary(),
+            num_classes=_CLASSES,
+            labels="all_or_none",
+            **options,
+        )
 
-        def build() -> Content:
-            if path is None:
-                splits = {name: drawn for name, drawn in recipe.generate().items() if drawn}
-            else:
-                splits = {split: parse_lines(path, _read_line)}
-            return Content(splits, featurize, _CLASSES)
-
-        def featurize(pieces: list[str], vocabulary: Vocabulary) -> DynTreeData:
-            return listops_tree(pieces, form, labels).to_data(vocabulary)
-
-        key = {"form": form, "source": source}
-        super().__init__(root, split, key, build, listops_vocabulary(), **options)
+    def read(self) -> dict[str, list[ParsedTree]]:
+        """Generate all splits, or read the file."""
+        if self._path is None:
+            labels = self._recipe.labels
+            pieces = self._recipe.generate()
+        else:
+            labels = "root"
+            pieces = {self.name: parse_lines(self._path, _read_line)}
+        return {
+            name: [listops_tree(each, self._form, labels) for each in expressions]
+            for name, expressions in pieces.items()
+        }
 
 
 def _read_line(line: str, where: str) -> list[str]:

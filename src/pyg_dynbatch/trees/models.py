@@ -1,18 +1,27 @@
-"""Whole networks of trees: encoder, classifier of nodes, similarity of two trees."""
+"""Whole networks of trees: the encoder, and the classifier of nodes."""
 
-from typing import Any
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
 
+import numpy as np
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from pyg_dynbatch.core.errors import mismatch
+from pyg_dynbatch import plots
+from pyg_dynbatch.core.errors import checked_choice, checked_shape, mismatch
 from pyg_dynbatch.core.levels import Levels, derive_levels
 from pyg_dynbatch.core.operation import calls_only
-from pyg_dynbatch.core.structure import roots_of
-from pyg_dynbatch.loading import check_tokens, slices_of
+from pyg_dynbatch.loading import check_tokens
+from pyg_dynbatch.model import Loss, Model, Reduction
 from pyg_dynbatch.nn import ChildSumTreeLSTM, NaryTreeLSTM, RecursiveLayer, TreeGRU, TreeRNN
 from pyg_dynbatch.nn.recursive import level_row
+from pyg_dynbatch.trees.data import Collater
+from pyg_dynbatch.trees.schema import TreeSchema
+
+UNLABELLED = -1
 
 # Up to this fraction of distinct tokens, gathering leaves is cheaper than computing all of them.
 _WORTH_SHARING = 0.85
@@ -199,25 +208,18 @@ def schedule_of_batch(batch: Any, layer: RecursiveLayer) -> Levels:
     return derive_levels("TreeEncoder", fields, nodes, layer.arity, layer.direction)
 
 
-class _TreeNetwork(nn.Module):
-    """A network with an encoder of trees."""
-
-    encoder: TreeEncoder
-
-    @property
-    def embedding(self) -> nn.Embedding | None:
-        """The embedding of tokens."""
-        return self.encoder.embedding
-
-
-class TreeClassifier(_TreeNetwork):
+class TreeClassifier(Model):
     """Embed tokens, encode trees from the leaves to the root, and classify every node.
 
-    The classifier runs once over all nodes of the mini-batch, after the last level.
+    The classifier runs once over all nodes of the mini-batch, after the last level. Trained with
+    the cross entropy of labelled nodes; the embedding starts from the word vectors of the training
+    set, if that has any.
+
+    Metrics: ``accuracy`` (roots), ``node_accuracy`` (all labelled nodes), and with ``polarity``
+    also ``binary_accuracy`` and ``node_binary_accuracy`` from the same five classes.
 
     Args:
-        num_tokens: Rows of the embedding; 0 for batches with features ``x``.
-        num_classes: Number of classes.
+        schema: Words and classes; a :class:`~pyg_dynbatch.models.TreeSchema` or its ``as_dict()``.
         embedding_channels: Width of an embedding row, or of ``x``.
         hidden_channels: Width of the hidden row.
         cell: ``"nary"``, ``"child_sum"``, ``"gru"`` or ``"rnn"``.
@@ -228,11 +230,19 @@ class TreeClassifier(_TreeNetwork):
         output_dropout: Probability of dropping an entry of a hidden row before the classifier
             while training; the state passed to the parent is not dropped.
         sparse_embedding: Whether the embedding has sparse gradients.
+        embedding_options: Options of the optimizer for the embedding alone, such as ``lr``.
+        loss_on: Which nodes have a loss: all labelled ``"nodes"``, or ``"roots"`` alone.
+        reduction: What the summed loss is divided by: the labelled nodes (``"mean"``), nothing
+            (``"sum"``), or the trees of the batch (``"per_example"``).
+        polarity: Whether the classes are a scale around a neutral middle.
 
     Shape:
         - batch: a PyG batch, see :class:`~pyg_dynbatch.models.TreeEncoder`
         - returns: logits ``[node, class]`` of all nodes in node order; those of the roots are
           ``logits[batch.root_index]``
+
+    Raises:
+        ValueError: If an option is unknown, or polarity is wanted of an even number of classes.
 
     Reference:
         Tai, Socher, Manning (2015), arXiv:1503.00075, section 4.1; dropout as in the sentiment
@@ -244,33 +254,66 @@ class TreeClassifier(_TreeNetwork):
         >>> tree = Data(edge_index=torch.tensor([[0, 1], [2, 2]]), num_nodes=3,
         ...             token=torch.tensor([5, 6, -1]),
         ...             has_input=torch.tensor([True, True, False]))
-        >>> TreeClassifier(10, 5, embedding_channels=4, hidden_channels=3)(tree).shape
+        >>> schema = TreeSchema(num_tokens=10, num_classes=5)
+        >>> TreeClassifier(schema, embedding_channels=4, hidden_channels=3)(tree).shape
         torch.Size([3, 5])
     """
 
+    monitor = "accuracy"
+    mode = "max"
+
     def __init__(  # noqa: PLR0913 - every argument is one number of a published protocol
         self,
-        num_tokens: int,
-        num_classes: int,
+        schema: TreeSchema | Mapping[str, Any],
         embedding_channels: int = 300,
         hidden_channels: int = 300,
         *,
-        cell: str = "nary",
+        cell: Literal["nary", "child_sum", "gru", "rnn"] = "nary",
         arity: int = 2,
         forget_bias: float = 1.0,
         embedding_dropout: float = 0.0,
         recurrent_dropout: float = 0.0,
         output_dropout: float = 0.0,
         sparse_embedding: bool = False,
+        embedding_options: dict[str, float] | None = None,
+        loss_on: Literal["nodes", "roots"] = "nodes",
+        reduction: Reduction = "mean",
+        polarity: bool = False,
     ) -> None:
         super().__init__()
-        options: Any = {"arity": arity, "forget_bias": forget_bias}
-        options["recurrent_dropout"] = recurrent_dropout
-        layer = make_layer(cell, embedding_channels, hidden_channels, **options)
-        options = {"input_dropout": embedding_dropout, "sparse_embedding": sparse_embedding}
-        self.encoder = TreeEncoder(num_tokens, embedding_channels, layer, **options)
-        self.output_dropout = nn.Dropout(output_dropout)
-        self.classifier = nn.Linear(hidden_channels, num_classes)
+        self.schema: TreeSchema = TreeSchema.of(schema)
+        self.embedding_channels = embedding_channels
+        self.hidden_channels = hidden_channels
+        self.cell = cell
+        self.arity = arity
+        self.forget_bias = forget_bias
+        self.embedding_dropout = embedding_dropout
+        self.recurrent_dropout = recurrent_dropout
+        self.sparse_embedding = sparse_embedding
+        self.embedding_options = embedding_options
+        self.loss_on = checked_choice("TreeClassifier: loss_on", loss_on, ("nodes", "roots"))
+        self.reduction = reduction
+        self.polarity = polarity
+        if polarity and self.schema.num_classes % 2 == 0:
+            what = "TreeClassifier: polarity needs a neutral middle class"
+            raise mismatch(ValueError, what, "an odd number of classes", self.schema.num_classes)
+        layer = make_layer(
+            cell,
+            embedding_channels,
+            hidden_channels,
+            arity=arity,
+            forget_bias=forget_bias,
+            recurrent_dropout=recurrent_dropout,
+        )
+        self.encoder = TreeEncoder(
+            self.schema.num_tokens,
+            embedding_channels,
+            layer,
+            input_dropout=embedding_dropout,
+            sparse_embedding=sparse_embedding,
+        )
+        self.dropout = nn.Dropout(output_dropout)
+        self.classifier = nn.Linear(hidden_channels, self.schema.num_classes)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -279,112 +322,131 @@ class TreeClassifier(_TreeNetwork):
         nn.init.xavier_uniform_(self.classifier.weight)
         nn.init.zeros_(self.classifier.bias)
 
+    @property
+    def embedding(self) -> nn.Embedding | None:
+        """The embedding of tokens."""
+        return self.encoder.embedding
+
+    @property
+    def output_dropout(self) -> float:
+        """Probability of dropping an entry of a hidden row before the classifier."""
+        return self.dropout.p
+
+    def collater(self) -> Collater:
+        """Return what merges trees to batches with the schedule of the layer."""
+        return Collater(arity=self.encoder.layer.arity)
+
     def forward(self, batch: Any) -> Float[Tensor, "node class"]:
         """Compute the logits of all nodes."""
         schedule = schedule_of_batch(batch, self.encoder.layer)
         rows = self.encoder(batch, level_order=True, schedule=schedule)
-        rows = self.output_dropout(rows)
+        rows = self.dropout(rows)
         # The logits are narrower than the hidden rows, so they are reordered, not the rows.
         return self.classifier(rows).index_select(0, level_row(schedule))
 
+    def loss(self, output: Float[Tensor, "node class"], batch: Any) -> Loss:
+        """Sum the cross entropy of all labelled nodes that have a loss, without a device sync."""
+        labels = checked_shape("TreeClassifier: batch.y", getattr(batch, "y", None), (len(output),))
+        if self.loss_on == "roots":
+            output = output[batch.root_index]
+            labels = labels[batch.root_index]
+        exact = output.to(torch.promote_types(output.dtype, torch.float32))
+        loss = F.cross_entropy(exact, labels, ignore_index=UNLABELLED, reduction="sum")
+        return loss, (labels != UNLABELLED).sum()
 
-class TreeSimilarity(_TreeNetwork):
-    r"""Encode two trees per example and compare their roots.
+    def values(self, output: Float[Tensor, "node class"]) -> Float[Tensor, "node class"]:
+        """Return the probabilities of the classes."""
+        return output.to(torch.promote_types(output.dtype, torch.float32)).softmax(-1)
 
-    .. math::
-        h_\times = h_L \odot h_R, \quad h_+ = |h_L - h_R|, \quad
-        h_s = \sigma(W^{(\times)} h_\times + W^{(+)} h_+ + b), \quad
-        p = \mathrm{softmax}(W^{(p)} h_s + b^{(p)})
+    def columns(
+        self, values: Tensor, batch: Any, deviation: Tensor | None = None
+    ) -> dict[str, Tensor]:
+        """Return the predictions of all nodes.
 
-    Args:
-        num_tokens: Rows of the embedding; 0 for batches with features ``x``.
-        num_classes: Number of grades; the predicted score is the mean of 1 … ``num_classes``
-            under ``p``.
-        embedding_channels: Width of an embedding row, or of ``x``.
-        hidden_channels: Width of the hidden row of a tree.
-        similarity_channels: Width of :math:`h_s`.
-        cell: ``"child_sum"``, ``"nary"``, ``"gru"`` or ``"rnn"``.
-        arity: Number of child slots (not for child-sum).
-        forget_bias: Initial value of the bias of the forget gates.
-        sparse_embedding: Whether the embedding has sparse gradients.
+        Columns ``example``, ``node`` (its number in the tree), ``is_root``, ``prediction``,
+        ``probability`` (one column per class) and, where the trees have labels, ``target`` (-1 if
+        unlabelled).
+        """
+        batch = batch.to(values.device)
+        example = batch.batch
+        is_root = torch.zeros_like(example, dtype=torch.bool)
+        is_root[batch.root_index] = True
+        columns = {
+            "example": example,
+            "node": torch.arange(example.numel(), device=example.device) - batch.ptr[example],
+            "is_root": is_root,
+            "prediction": values.argmax(-1),
+            "probability": values,
+        }
+        if deviation is not None:
+            columns["deviation"] = deviation
+        if "y" in batch:
+            columns["target"] = batch.y
+        return columns
 
-    Shape:
-        - batch: a PyG batch with exactly two roots per example in ``root_index``
-        - returns: log-probabilities ``[example, class]``
+    def metrics(self, columns: Mapping[str, np.ndarray]) -> dict[str, float]:
+        """Return the accuracies of a split."""
+        labels = columns["target"]
+        hits = {"accuracy": (columns["prediction"] == labels, labels != UNLABELLED)}
+        if self.polarity:
+            hits["binary_accuracy"] = _polarity_hits(columns["probability"], labels)
+        metrics: dict[str, float] = {}
+        for name, (is_hit, is_counted) in hits.items():
+            roots = is_counted & columns["is_root"]
+            for prefix, counted in (("", roots), ("node_", is_counted)):
+                if counted.any():
+                    metrics[f"{prefix}{name}"] = float(is_hit[counted].mean())
+        return metrics
 
-    Raises:
-        ValueError: If the batch does not have two roots per example.
+    def start_from(self, dataset: Any) -> None:
+        """Start the embedding from the word vectors of the training set, if it has any."""
+        vectors = getattr(dataset, "word_vectors", None)
+        if vectors is None or self.embedding is None:
+            return
+        if vectors.matrix.shape != self.embedding.weight.shape:
+            what = "TreeClassifier: the word vectors do not fit"
+            expected = f"embedding_channels: {vectors.matrix.size(1)}"
+            raise mismatch(ValueError, what, expected, self.embedding_channels)
+        with torch.no_grad():
+            self.embedding.weight.copy_(vectors.matrix)
 
-    Reference:
-        Tai, Socher, Manning (2015), arXiv:1503.00075, equations 15-16.
+    def parameter_groups(self) -> list[dict[str, Any]]:
+        """Return the weights, and the embedding with its own options if it has any."""
+        if self.embedding is None or self.embedding_options is None:
+            return super().parameter_groups()
+        embedding = self.embedding.weight
+        others = [each for each in self.parameters() if each is not embedding]
+        return [{"params": others}, {"params": [embedding], **self.embedding_options}]
 
-    Example:
-        >>> from torch_geometric.data import Data
-        >>> pair = Data(edge_index=torch.tensor([[0, 2], [1, 3]]), num_nodes=4,
-        ...             token=torch.tensor([5, 6, 7, 8]), root_index=torch.tensor([1, 3]))
-        >>> model = TreeSimilarity(10, embedding_channels=4, hidden_channels=3)
-        >>> model.score(model(pair)).shape
-        torch.Size([1])
-    """
-
-    def __init__(
-        self,
-        num_tokens: int,
-        num_classes: int = 5,
-        embedding_channels: int = 300,
-        hidden_channels: int = 150,
-        *,
-        similarity_channels: int = 50,
-        cell: str = "child_sum",
-        arity: int = 2,
-        forget_bias: float = 0.0,
-        sparse_embedding: bool = False,
-    ) -> None:
-        super().__init__()
-        options: Any = {"arity": arity, "forget_bias": forget_bias}
-        layer = make_layer(cell, embedding_channels, hidden_channels, **options)
-        options = {"sparse_embedding": sparse_embedding}
-        self.encoder = TreeEncoder(num_tokens, embedding_channels, layer, **options)
-        self.compare = nn.Linear(2 * hidden_channels, similarity_channels)
-        self.classifier = nn.Linear(similarity_channels, num_classes)
-
-    def reset_parameters(self) -> None:
-        """Reset all parameters."""
-        self.encoder.reset_parameters()
-        self.compare.reset_parameters()
-        self.classifier.reset_parameters()
-
-    def forward(self, batch: Any) -> Float[Tensor, "example class"]:
-        """Compute the log-probabilities of the grades."""
-        examples = getattr(batch, "num_graphs", 1)
-        _check_roots(batch, examples)
-        roots = self.encoder(batch, nodes=batch.root_index)
-        left, right = roots.unflatten(0, (examples, 2)).unbind(1)
-        joined = torch.cat([left * right, (left - right).abs()], 1)
-        return self.classifier(torch.sigmoid(self.compare(joined))).log_softmax(1)
-
-    def score(self, log_probabilities: Float[Tensor, "example class"]) -> Float[Tensor, " example"]:
-        """Return the expected grade of each example."""
-        return mean_score(log_probabilities.exp())
-
-
-def mean_score(chance: Float[Tensor, "example score"]) -> Float[Tensor, " example"]:
-    """Compute the mean of a distribution over the scores 1, 2, 3, and so on."""
-    scores = torch.arange(1, chance.size(-1) + 1, dtype=chance.dtype, device=chance.device)
-    return chance @ scores
+    def draw(self, folder: Path, columns: Mapping[str, np.ndarray], dataset: Any) -> None:
+        """Draw a few trees of the test split with their predictions."""
+        few = [number for number, size in enumerate(dataset.sizes) if 3 <= size <= _LARGEST_DRAWN]
+        trees = [dataset[number] for number in few[:4]]
+        if not trees:
+            return
+        table = self.predict(self.collater()(trees).to(self.classifier.weight.device))
+        predicted = [part.cpu().numpy() for part in table["prediction"].split(_sizes(trees))]
+        words = self.schema.vocabulary
+        texts = [
+            ["" if words is None or row < 0 else words[row] for row in tree.token.tolist()]
+            for tree in trees
+        ]
+        plots.draw_trees(
+            folder / "trees.png", trees, predicted, texts, self.schema.num_classes, few[:4]
+        )
 
 
-def _check_roots(batch: Any, examples: int) -> None:
-    """Check the roots of every example, as far as they are known without a device sync."""
-    slices, hint = slices_of(batch).get("root_index"), "put both trees of a pair into one Data"
-    found = [batch.root_index.numel()] if slices is None else slices.diff().tolist()
-    expected = 2 * examples if slices is None else 2
-    number = next((number for number, count in enumerate(found) if count != expected), None)
-    if number is not None:
-        what, got = "TreeSimilarity: not two roots per example", f"{found[number]} roots"
-        where = "" if slices is None else f"example {number} of the batch"
-        raise mismatch(ValueError, what, f"{expected} roots", got, where=where, hint=hint)
-    on_cpu = batch.root_index.is_cpu
-    if on_cpu and not batch.root_index.equal(roots_of(batch.edge_index, batch.num_nodes)):
-        what = "TreeSimilarity: root_index does not belong to edge_index"
-        raise mismatch(ValueError, what, "all roots", batch.root_index.tolist()[:10])
+_LARGEST_DRAWN = 45
+
+
+def _sizes(trees: Sequence[Any]) -> list[int]:
+    return [tree.num_nodes for tree in trees]
+
+
+def _polarity_hits(
+    probability: Float[np.ndarray, "node class"], labels: Int[np.ndarray, " node"]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Find nodes predicted on the correct side of the middle class; middle labels are ignored."""
+    middle = probability.shape[1] // 2
+    positive = probability[:, middle + 1 :].sum(1) > probability[:, :middle].sum(1)
+    return positive == (labels > middle), (labels != UNLABELLED) & (labels != middle)

@@ -1,8 +1,10 @@
-"""Draw schedules, learning curves, labelled trees, predictions: arrays in, matplotlib axes out.
+"""Draw schedules, learning curves, labelled trees and predictions.
 
 Figures are created without ``pyplot``, so they need no display and leave no global state.
 """
 
+import csv
+import math
 from collections.abc import Mapping, Sequence
 from itertools import count
 from pathlib import Path
@@ -28,8 +30,8 @@ _GOLD = "#e0a800"
 
 def new_figure(rows: int, columns: int, width: float, height: float) -> "tuple[Figure, list[Axes]]":
     """Create a figure with a grid of axes, listed row by row."""
-    what = "visualize: matplotlib is missing"
-    module = optional("matplotlib.figure", what, "cli", "the package matplotlib")
+    what = "plots: matplotlib is missing"
+    module = optional("matplotlib.figure", what, "plot", "the package matplotlib")
     figure = module.Figure(figsize=(width * columns, height * rows), layout="constrained")
     return figure, list(figure.subplots(rows, columns, squeeze=False).flat)
 
@@ -102,19 +104,17 @@ def draw_parity(axes: "Axes", target: np.ndarray, predicted: np.ndarray, title: 
     return axes
 
 
-def draw_calibration(
-    axes: "Axes", label: np.ndarray, probability: np.ndarray, title: str = "", bins: int = 10
-) -> "Axes":
-    """Draw the share of positive labels against the predicted probability, in equal bins."""
-    known = np.flatnonzero(~np.isnan(label))
-    x_label, y_label = "predicted probability", "share of positives"
-    _prepare_square(axes, (-0.02, 1.02), title, x_label, y_label)
-    order = known[np.argsort(probability[known], kind="stable")]
-    parts = [part for part in np.array_split(order, bins) if part.size]
-    mean = [float(np.mean(probability[part])) for part in parts]
-    share = np.array([np.mean(label[part]) for part in parts])
-    error = 2 * np.sqrt(share * (1 - share) / [part.size for part in parts])
-    axes.errorbar(mean, share, error, color=SEQUENCE[0], marker="o", ms=4, capsize=2)
+def draw_roc(axes: "Axes", label: np.ndarray, score: np.ndarray, title: str = "") -> "Axes":
+    """Draw the share of positives found against the share of negatives that are taken for one."""
+    known = ~np.isnan(label)
+    order = np.argsort(-score[known], kind="stable")
+    positive = label[known][order] == 1
+    # Only where the score changes: molecules with equal scores are found together.
+    last_of_score = np.append(np.diff(score[known][order]) != 0, True)
+    hits = np.append(0, np.cumsum(positive)[last_of_score])
+    misses = np.append(0, np.cumsum(~positive)[last_of_score])
+    _prepare_square(axes, (-0.02, 1.02), title, "false positive rate", "true positive rate")
+    axes.plot(misses / max(misses[-1], 1), hits / max(hits[-1], 1), color=SEQUENCE[0])
     return axes
 
 
@@ -247,3 +247,55 @@ def _class_colours(num_classes: int) -> np.ndarray:
 
     # The ends of the map are nearly black: a number is legible on the middle four fifths only.
     return colormaps["RdBu"](np.linspace(0.1, 0.9, num_classes) if num_classes > 1 else [0.5])
+
+
+# Pictures of a run --------------------------------------------------------------------------------
+
+
+def panels(count: int, most_per_row: int, width: float, height: float) -> "tuple[Figure, Any]":
+    """Create a figure with this many axes, in rows."""
+    columns = min(most_per_row, count)
+    figure, axes = new_figure(math.ceil(count / columns), columns, width, height)
+    for unused in axes[count:]:
+        unused.set_axis_off()
+    return figure, axes[:count]
+
+
+def draw_trees(
+    path: Path,
+    trees: Sequence[Any],
+    predicted: Sequence[np.ndarray],
+    words: Sequence[Sequence[str]],
+    num_classes: int,
+    numbers: Sequence[int],
+) -> Path:
+    """Draw trees with their predicted and true classes into a file."""
+    figure, axes = panels(len(trees), 2, 6.5, 4.5)
+    for panel, tree, classes, texts, number in zip(
+        axes, trees, predicted, words, numbers, strict=True
+    ):
+        gold = tree.y.numpy() if "y" in tree else np.full(tree.num_nodes, -1)
+        edges = tree.edge_index.numpy()
+        slots = tree.child_slot.numpy()
+        draw_tree(panel, edges, slots, tree.depth.numpy(), classes, gold, texts, num_classes)
+        correct = f"{(classes == gold).sum()} of {(gold >= 0).sum()} labelled nodes correct"
+        panel.set_title(f"test example {number}: {correct}", fontsize="medium")
+    draw_tree_legend(figure, num_classes)
+    return save_figure(figure, path)
+
+
+def draw_learning_curve(metrics: Path, path: Path, names: Sequence[str]) -> Path:
+    """Draw metrics of Lightning's ``metrics.csv``, of training and validation, into a file."""
+    with metrics.open(newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    figure, axes = new_figure(1, len(names), 5.0, 3.5)
+    for panel, name in zip(axes, names, strict=True):
+        curves = {}
+        for stage in ("train", "val"):
+            logged = [row for row in rows if row.get(f"{stage}/{name}")]
+            epochs = [int(row["epoch"]) for row in logged]
+            if logged:
+                curves[stage] = epochs, [float(row[f"{stage}/{name}"]) for row in logged]
+        draw_curves(panel, curves, "epoch", name)
+        panel.locator_params(axis="x", integer=True)
+    return save_figure(figure, path)

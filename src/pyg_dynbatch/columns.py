@@ -1,0 +1,391 @@
+"""Examples as one long column per field: the form of data sets, batches and processed files."""
+
+import pickle
+from collections.abc import Collection, Mapping, Sequence
+from copy import copy
+from functools import cache, partial
+from operator import itemgetter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch_geometric.data import Batch, Data
+
+from pyg_dynbatch.core.errors import mismatch
+from pyg_dynbatch.core.movable import MovablePlan
+from pyg_dynbatch.core.structure import concatenated_ranges
+from pyg_dynbatch.files import existing, write_atomically
+
+FORMAT = "pyg_dynbatch.columns.1"
+
+Column = Tensor | list[str]
+
+
+class Segments:
+    """Where the rows of each example start in a column, and how many there are.
+
+    Sizes ``[2, 0, 3]`` have starts ``[0, 2, 2, 5]``, the last of which is the end.
+    """
+
+    __slots__ = ("sizes", "starts")
+
+    def __init__(self, sizes: Sequence[int] | np.ndarray) -> None:
+        self.sizes = np.asarray(sizes, dtype=np.int64)
+        self.starts = np.zeros(self.sizes.size + 1, dtype=np.int64)
+        self.sizes.cumsum(out=self.starts[1:])
+
+
+class Columns(Sequence[Data]):
+    """Hold examples as one long column per field; ``columns[rows]`` takes several.
+
+    A data set returns the examples of a batch in this form, so that no object is built for each of
+    them; to everything else it is a list of ``Data``. In a column every example counts its nodes
+    from 0. As in PyG, fields with ``index`` in their name hold numbers of nodes and are joined
+    along their last axis, all others along their first.
+
+    Args:
+        kind: Class of the examples.
+        nodes: Where the nodes of each example are.
+        fields: The columns: tensors, or a list with one text per example.
+        segments: Where the rows of each example are, for every column.
+        numbers: Names of the columns with one whole number per example.
+        facts: Plain values about all examples, such as the words of their tokens.
+
+    Example:
+        >>> path = Data(edge_index=torch.tensor([[0], [1]]), num_nodes=2)
+        >>> columns = Columns.of([path] * 3)
+        >>> pair = columns[[2, 0]]
+        >>> len(pair), pair[0].edge_index.tolist(), pair.merged().edge_index.tolist()
+        (2, [[0], [1]], [[0, 2], [1, 3]])
+    """
+
+    def __init__(
+        self,
+        kind: type[Data],
+        nodes: Segments,
+        fields: Mapping[str, Column],
+        segments: Mapping[str, Segments],
+        numbers: Collection[str] = (),
+        facts: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.kind = kind
+        self.nodes = nodes
+        self.fields = dict(fields)
+        self.segments = dict(segments)
+        self.numbers = frozenset(numbers)
+        self.facts = dict(facts or {})
+
+    @classmethod
+    def of(cls, examples: Sequence[Any], excluded: Collection[str] = ()) -> "Columns | None":
+        """Join at least one example; None if PyG must collate instead.
+
+        PyG merges examples of several classes, examples that differ in their fields, dtypes or
+        widths, and fields that are neither dense tensors nor texts.
+        """
+        values_of = _values_by_field(examples, excluded)
+        if values_of is None:
+            return None
+        counts = values_of.pop("num_nodes")
+        nodes = Segments(counts)
+        # Most fields have one row per node, edge or example, and then share their segments.
+        known = {tuple(counts): nodes}
+        fields: dict[str, Column] = {}
+        segments: dict[str, Segments] = {}
+        numbers = set()
+        for key, values in values_of.items():
+            column = _joined(key, values)
+            if column is None:
+                return None
+            fields[key] = column
+            sizes = _sizes(key, values)
+            segments[key] = known.get(sizes) or known.setdefault(sizes, Segments(sizes))
+            if isinstance(values[0], int):
+                numbers.add(key)
+        return cls(type(examples[0]), nodes, fields, segments, numbers)
+
+    @classmethod
+    def joined(cls, parts: Sequence["Columns"]) -> "Columns":
+        """Put the examples of several columns with equal fields one after another."""
+        first = parts[0]
+        sizes = np.concatenate([part.nodes.sizes for part in parts])
+        known = {sizes.tobytes(): Segments(sizes)}
+        fields: dict[str, Column] = {}
+        segments: dict[str, Segments] = {}
+        for key, column in first.fields.items():
+            pieces: list[Any] = [part.fields[key] for part in parts]
+            if isinstance(column, list):
+                fields[key] = [text for piece in pieces for text in piece]
+            else:
+                fields[key] = torch.cat(pieces, axis_of(key))
+            rows = np.concatenate([part.segments[key].sizes for part in parts])
+            segments[key] = known.setdefault(rows.tobytes(), Segments(rows))
+        nodes = known[sizes.tobytes()]
+        return cls(first.kind, nodes, fields, segments, first.numbers, first.facts)
+
+    @property
+    def sizes(self) -> list[int]:
+        """Number of nodes of every example."""
+        return self.nodes.sizes.tolist()
+
+    def save(self, path: str | Path) -> None:
+        """Write all columns to a file, atomically."""
+        distinct = list(dict.fromkeys([self.nodes, *self.segments.values()]))
+        content = {
+            "format": FORMAT,
+            "sizes": [torch.from_numpy(segments.sizes) for segments in distinct],
+            "segments": {key: distinct.index(each) for key, each in self.segments.items()},
+            "fields": self.fields,
+            "numbers": sorted(self.numbers),
+            "facts": self.facts,
+        }
+        write_atomically(path, partial(torch.save, content))
+
+    @classmethod
+    def load(cls, path: str | Path, kind: type[Data]) -> "Columns":
+        """Map a file that :meth:`save` has written into memory.
+
+        Args:
+            path: The file.
+            kind: Class of the examples.
+
+        Raises:
+            FileNotFoundError: If there is no such file.
+            ValueError: If it is damaged, or something else.
+        """
+        existing(path, "columns that a data set has saved")
+        try:
+            content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+            content_format = content["format"]
+        except (RuntimeError, pickle.UnpicklingError, EOFError, KeyError, TypeError) as error:
+            got = f"{type(error).__name__}: {error}".partition("\n")[0]
+            raise _not_columns(path, got) from error
+        if content_format != FORMAT:
+            raise _not_columns(path, content_format)
+        distinct = [Segments(sizes.numpy()) for sizes in content["sizes"]]
+        return cls(
+            kind,
+            distinct[0],
+            content["fields"],
+            {key: distinct[number] for key, number in content["segments"].items()},
+            content["numbers"],
+            content["facts"],
+        )
+
+    def merged(self, excluded: Collection[str] = ()) -> Batch | None:
+        """Build the batch that ``Batch.from_data_list`` makes; None if PyG must collate instead."""
+        if "num_nodes" in excluded:
+            return None
+        nodes = self.nodes
+        count = len(self)
+        fields: dict[str, Any] = {}
+        slices: dict[str, Any] = {}
+        shifts: dict[str, Any] = {}
+        # One tensor for equal starts, so that a worker process sends it once.
+        starts = {each: torch.from_numpy(each.starts) for each in (nodes, *self.segments.values())}
+        zeros = torch.zeros(count, dtype=torch.long)
+        for key, column in self.fields.items():
+            if key in excluded:
+                continue
+            segments = self.segments[key]
+            slices[key] = starts[segments]
+            shifts[key] = zeros
+            if is_shifted(key):
+                if isinstance(column, list) or column.dtype != torch.int64:
+                    return None
+                column = column + torch.from_numpy(nodes.starts[:-1].repeat(segments.sizes))
+                shifts[key] = starts[nodes][:-1]
+            elif isinstance(column, list):
+                shifts[key] = None
+            fields[key] = column
+        fields["num_nodes"] = int(nodes.starts[-1])
+        fields["batch"] = torch.from_numpy(np.arange(count).repeat(nodes.sizes))
+        fields["ptr"] = starts[nodes]
+        return _batch_of(self.kind, fields, nodes.sizes.tolist(), slices, shifts)
+
+    def __len__(self) -> int:
+        return self.nodes.sizes.size
+
+    def __getitem__(self, index: int | slice | Sequence[int] | np.ndarray) -> Any:
+        """Build one example, or take several as columns."""
+        if isinstance(index, slice):
+            index = range(len(self))[index]
+        if isinstance(index, Sequence | np.ndarray):
+            return self._taken(np.asarray(index, dtype=None if len(index) else np.int64))
+        row = range(len(self))[index]
+        example = self.kind()
+        for key, column in self.fields.items():
+            if isinstance(column, list):
+                example[key] = column[row]
+            elif key in self.numbers:
+                example[key] = int(column[row])
+            else:
+                segments = self.segments[key]
+                first = int(segments.starts[row])
+                example[key] = column.narrow(axis_of(key), first, int(segments.sizes[row]))
+        example.num_nodes = int(self.nodes.sizes[row])
+        return example
+
+    def _taken(self, chosen: np.ndarray) -> "Columns":
+        taken: dict[Segments, Segments] = {}
+        rows: dict[Segments, np.ndarray] = {}
+        for each in {self.nodes, *self.segments.values()}:
+            taken[each] = Segments(each.sizes[chosen])
+            rows[each] = concatenated_ranges(each.starts[:-1][chosen], taken[each].sizes)
+        fields = {
+            key: _gathered(column, rows[self.segments[key]], axis_of(key))
+            for key, column in self.fields.items()
+        }
+        segments = {key: taken[each] for key, each in self.segments.items()}
+        return Columns(self.kind, taken[self.nodes], fields, segments, self.numbers, self.facts)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({len(self)} examples, {self.nodes.starts[-1]} nodes)"
+
+
+def _not_columns(path: str | Path, got: object) -> ValueError:
+    what = "columns: the file cannot be used"
+    hint = "delete it, and open the data set again"
+    return mismatch(ValueError, what, FORMAT, got, where=path, hint=hint)
+
+
+# Batches ------------------------------------------------------------------------------------------
+
+
+def batch_of_one(example: Any, excluded: Collection[str] = ()) -> Batch | None:
+    """Build the batch of a single example; None where :meth:`Columns.of` has to try."""
+    values = example.to_dict()
+    nodes = values.pop("num_nodes", None)
+    if type(nodes) is not int or "num_nodes" in excluded:
+        return None
+    fields: dict[str, Any] = {}
+    slices: dict[str, Any] = {}
+    shifts: dict[str, Any] = {}
+    zero = torch.zeros(1, dtype=torch.long)
+    ends = {nodes: torch.from_numpy(np.array([0, nodes], np.int64))}
+    for key, value in values.items():
+        if key in excluded or isinstance(value, MovablePlan):
+            continue
+        # The batch owns its rows, as that of several examples does.
+        column: Any = torch.cat((value,), axis_of(key)) if is_plain(value) else None
+        if column is None:
+            column = _joined(key, [value])
+        if column is None or "batch" in key:
+            return None
+        size = 1 if isinstance(column, list) else column.shape[axis_of(key)]
+        if size not in ends:
+            ends[size] = torch.from_numpy(np.array([0, size], np.int64))
+        fields[key] = column
+        slices[key] = ends[size]
+        shifts[key] = None if isinstance(column, list) else zero
+    fields["num_nodes"] = nodes
+    fields["batch"] = torch.zeros(nodes, dtype=torch.long)
+    fields["ptr"] = ends[nodes]
+    return _batch_of(type(example), fields, [nodes], slices, shifts)
+
+
+def _batch_of(
+    kind: type[Data], fields: dict[str, Any], nodes: list[int], slices: Any, shifts: Any
+) -> Batch:
+    batch = copy(_empty_batch(kind))  # type: ignore[arg-type]  # a class can be hashed
+    # Private names of PyG, as `Batch.from_data_list` sets them: there are no public ones.
+    # Its way to set a field raises and catches an error, which takes a microsecond.
+    batch.stores[0]._mapping = fields
+    batch.stores[0]._num_nodes = nodes
+    batch._num_graphs = len(nodes)
+    batch._slice_dict = slices
+    batch._inc_dict = shifts
+    return batch
+
+
+def empty_batch(kind: Any) -> Batch:
+    """Create a batch without fields."""
+    return Batch(_base_cls=kind)
+
+
+# Once per class: PyG builds a class and reads its signature.
+_empty_batch = cache(empty_batch)
+
+
+# Fields -------------------------------------------------------------------------------------------
+
+
+def axis_of(key: str) -> int:
+    """Return the axis along which PyG joins a field."""
+    return -1 if is_shifted(key) else 0
+
+
+def is_shifted(key: str) -> bool:
+    """Return whether a field holds numbers of nodes, by its name, as in PyG."""
+    return "index" in key or key == "face"
+
+
+def is_plain(value: Any) -> bool:
+    """Return whether a value is a dense tensor on the CPU that is not a scalar."""
+    plain = type(value) is Tensor and value.layout == torch.strided and value.is_cpu
+    return plain and value.dim() > 0
+
+
+def _values_by_field(
+    examples: Sequence[Any], excluded: Collection[str]
+) -> dict[str, list[Any]] | None:
+    """List the values of each field over all examples; None if PyG must collate instead."""
+    kind = type(examples[0])
+    if not issubclass(kind, Data) or set(map(type, examples)) != {kind}:
+        return None
+    if (kind.__inc__, kind.__cat_dim__) != (Data.__inc__, Data.__cat_dim__):
+        return None
+    rows = [each.to_dict() for each in examples]
+    if len(set(map(len, rows))) > 1:
+        return None
+    try:
+        listed = {key: list(map(itemgetter(key), rows)) for key in rows[0]}
+    except KeyError:
+        return None
+    values_of = {
+        key: values
+        for key, values in listed.items()
+        # The plan of an earlier batch, which an example may carry, is of no use to this one.
+        if key not in excluded and not isinstance(values[0], MovablePlan)
+    }
+    has_counts = set(map(type, values_of.get("num_nodes", ()))) == {int}
+    # Whatever has "batch" in its name, PyG numbers in its own way.
+    return values_of if has_counts and not any("batch" in key for key in values_of) else None
+
+
+def _joined(key: str, values: list[Any]) -> Column | None:
+    """Join one field; None if the values differ in dtype or width, or are not plain CPU tensors."""
+    kinds = set(map(type, values))
+    if kinds == {str}:
+        return values
+    if kinds == {int}:
+        return None if is_shifted(key) else torch.tensor(values)
+    if kinds != {Tensor} or len({value.dtype for value in values}) > 1:
+        return None
+    try:
+        column = torch.cat(values, axis_of(key))
+    except RuntimeError:
+        # Of several widths or devices, or scalars: the error comes from the checks before PyG.
+        return None
+    # Along with matrices, cat accepts empty vectors.
+    if column.dim() > 1 and set(map(Tensor.dim, values)) != {column.dim()}:
+        return None
+    return column if is_plain(column) else None
+
+
+def _sizes(key: str, values: list[Any]) -> tuple[int, ...]:
+    if not isinstance(values[0], Tensor):
+        return (1,) * len(values)
+    if values[0].dim() == 1:
+        return tuple(map(Tensor.numel, values))
+    return tuple([value.size(axis_of(key)) for value in values])
+
+
+def _gathered(column: Any, rows: np.ndarray, axis: int) -> Column:
+    if isinstance(column, list):
+        return [column[row] for row in rows.tolist()]
+    if axis and column.dtype == torch.int64:
+        # Along the last axis numpy takes half the time of torch.
+        return torch.from_numpy(column.numpy().take(rows, axis))
+    return column.index_select(axis, torch.from_numpy(rows))

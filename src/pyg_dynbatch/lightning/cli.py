@@ -1,0 +1,146 @@
+"""The command line: LightningCLI for a Model, its Task and a DataModule."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from jsonargparse import lazy_instance  # type: ignore[attr-defined]
+from lightning.pytorch import Trainer
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
+from lightning.pytorch.loggers import CSVLogger
+
+from pyg_dynbatch import plots
+from pyg_dynbatch.core.errors import mismatch
+from pyg_dynbatch.lightning.callbacks import RandomState
+from pyg_dynbatch.lightning.data import DataModule
+from pyg_dynbatch.lightning.task import Task
+from pyg_dynbatch.model import Model
+
+
+class CLI(LightningCLI):
+    """Train, validate and test: ``model`` is a Model, ``data`` a DataModule, ``task`` the rest."""
+
+    def __init__(self, args: list[str] | None = None) -> None:
+        super().__init__(
+            datamodule_class=DataModule,
+            subclass_mode_data=True,
+            seed_everything_default=1,
+            auto_configure_optimizers=False,
+            save_config_kwargs={"overwrite": True},
+            load_from_checkpoint_support=False,
+            # Lightning's "auto" would choose Apple's GPU, which has no float64.
+            trainer_defaults={
+                "accelerator": "cuda" if torch.cuda.is_available() else "cpu",
+                "logger": lazy_instance(CSVLogger, save_dir="runs", name="default"),
+            },
+            parser_kwargs={
+                name: {"exit_on_error": False} for name in ("fit", "validate", "test")
+            }
+            | {"exit_on_error": False, "prog": "pyg-dynbatch", "description": _DESCRIPTION},
+            args=args,
+        )
+
+    @staticmethod
+    def subcommands() -> dict[str, set[str]]:
+        """Return the commands of Lightning; ``predict`` reads files, without a data module."""
+        known = LightningCLI.subcommands()
+        return {name: known[name] for name in ("fit", "validate", "test")}
+
+    def add_core_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        """Add the options of trainer, model, data and task."""
+        parser.add_lightning_class_args(Trainer, "trainer")
+        parser.set_defaults({f"trainer.{name}": v for name, v in self.trainer_defaults.items()})
+        parser.add_subclass_arguments(Model, "model", required=True)
+        parser.add_lightning_class_args(DataModule, "data", subclass_mode=True)
+        parser.add_class_arguments(Task, "task", skip={"model"}, instantiate=False)
+        parser.link_arguments("data.schema", "model.init_args.schema", apply_on="instantiate")
+
+    def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
+        """Read the options; configurations of the package are found by their names."""
+        words = sys.argv[1:] if args is None else args
+        self.config = parser.parse_args(with_packaged_configs(words))
+
+    def instantiate_classes(self) -> None:
+        """Build data, model, task and trainer."""
+        self.config_init = self.parser.instantiate_classes(self.config)
+        options = self.config_init[self.subcommand]
+        self.datamodule = options.data
+        self.model = Task(options.model, **options.task)
+        self.trainer = self.instantiate_trainer()
+
+    def instantiate_trainer(self, **options: Any) -> Trainer:
+        """Add a checkpoint of the best epoch and one of the last, unless the user chose others."""
+        callbacks = list(self.config_init[self.subcommand].trainer.callbacks or [])
+        if not any(isinstance(callback, ModelCheckpoint) for callback in callbacks):
+            model = self.model.model
+            best = ModelCheckpoint(monitor=f"val/{model.monitor}", mode=model.mode, filename="best")
+            # `save_last` would only write where there is a new best one.
+            last = ModelCheckpoint(filename="last", save_on_train_epoch_end=True)
+            callbacks += [best, last]
+        return super().instantiate_trainer(callbacks=[*callbacks, RandomState()], **options)
+
+    def before_validate(self) -> None:
+        """Refuse to measure random weights."""
+        self._check_checkpoint()
+
+    def before_test(self) -> None:
+        """Refuse to measure random weights."""
+        self._check_checkpoint()
+
+    def _check_checkpoint(self) -> None:
+        if self.config[self.subcommand].ckpt_path is None:
+            what = f"{self.subcommand}: there is no checkpoint"
+            raise mismatch(ValueError, what, "--ckpt_path FILE, which fit has written", "none")
+
+    def after_fit(self) -> None:
+        """Test the best checkpoint, and draw learning curve and predictions."""
+        if self.trainer.fast_dev_run:
+            return
+        if "test" in self.datamodule.splits:
+            self.trainer.test(self.model, self.datamodule, ckpt_path="best")
+        if self.trainer.is_global_zero and self.trainer.log_dir:
+            self._draw(Path(self.trainer.log_dir))
+
+    def after_test(self) -> None:
+        """Draw the predictions."""
+        if self.trainer.is_global_zero and self.trainer.log_dir:
+            self._draw(Path(self.trainer.log_dir))
+
+    def _draw(self, folder: Path) -> None:
+        model = self.model.model
+        metrics = folder / "metrics.csv"
+        if self.subcommand == "fit" and metrics.is_file():
+            names = list(dict.fromkeys(["loss", model.monitor]))
+            plots.draw_learning_curve(metrics, folder / "learning_curve.png", names)
+        if self.model.tested:
+            model.draw(folder, self.model.tested, self.datamodule.dataset("test"))
+        print(f"run: {folder}, best checkpoint: {self.trainer.ckpt_path}")
+
+
+_DESCRIPTION = "Train and test networks over trees and molecules, and predict files."
+
+
+def packaged_configs() -> dict[str, Path]:
+    """List the configurations that come with the package, by name."""
+    package = Path(__file__).parents[1]
+    installed = package / "configs"
+    # An editable install reads those of the checkout.
+    folder = installed if installed.is_dir() else package.parents[1] / "configs"
+    return {path.name: path for path in sorted(folder.glob("*.yaml"))}
+
+
+def with_packaged_configs(words: list[str]) -> list[str]:
+    """Replace the values of ``--config`` that are no files by configurations of the package."""
+    replaced = list(words)
+    for number, word in enumerate(replaced):
+        option, equals, value = word.partition("=")
+        if option not in ("-c", "--config"):
+            continue
+        place = number if equals else number + 1
+        name = value if equals else "".join(replaced[place : place + 1])
+        packaged = packaged_configs().get(Path(name).as_posix().removeprefix("configs/"))
+        if packaged is not None and not Path(name).is_file():
+            replaced[place] = f"{option}={packaged}" if equals else str(packaged)
+    return replaced

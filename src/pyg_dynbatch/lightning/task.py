@@ -1,0 +1,219 @@
+"""Train any model: its loss over ranks, its metrics over epochs, its optimizer and rate."""
+
+from collections.abc import Callable, Iterable
+from typing import Any, Literal
+
+import lightning.pytorch as pl
+import torch
+from jaxtyping import Float, Int
+from lightning.pytorch.plugins.precision import DoublePrecision
+from torch import Tensor, distributed
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import CosineAnnealingLR, OneCycleLR
+
+from pyg_dynbatch.core.errors import checked_choice, mismatch
+from pyg_dynbatch.model import HEADER, Loss, Model, Table, check_same_model, joined_columns
+
+OptimizerCallable = Callable[[Iterable], Optimizer]
+Rate = Literal["constant", "cosine", "one_cycle"]
+Stage = Literal["train", "val", "test"]
+
+
+class Task(pl.LightningModule):
+    """Train a :class:`~pyg_dynbatch.models.Model`.
+
+    Logs ``train/loss``, ``val/loss`` and ``test/loss``, the mean over all terms of an epoch and all
+    ranks, and for validation and test the metrics of the model. They are computed once per epoch
+    from the predictions of all batches and ranks.
+
+    Before training, the model takes over what the training set of the data module decides
+    (:meth:`~pyg_dynbatch.models.Model.start_from`), unless it has been trained before.
+
+    Args:
+        model: What is trained.
+        optimizer: Makes the optimizer from the parameter groups of the model.
+        rate: ``"constant"``; ``"cosine"``, which falls to 0 along half a cosine; or ``"one_cycle"``,
+            which rises from a twenty-fifth in the first 30 % of the steps and then falls to 0
+            (Smith, Topin 2018, arXiv:1708.07120, as in torch's ``OneCycleLR``).
+
+    Example:
+        >>> from pyg_dynbatch.models import TreeClassifier, TreeSchema
+        >>> model = TreeClassifier(TreeSchema(num_tokens=10, num_classes=5), hidden_channels=8)
+        >>> task = Task(model, lambda groups: torch.optim.Adam(groups, lr=0.002), rate="cosine")
+        >>> task.model.monitor
+        'accuracy'
+    """
+
+    def __init__(
+        self, model: Model, optimizer: OptimizerCallable = torch.optim.Adam, rate: Rate = "constant"
+    ) -> None:
+        super().__init__()
+        checked_choice("Task: rate", rate, ("constant", "cosine", "one_cycle"))
+        self.model = model
+        self.optimizer = optimizer
+        self.rate: Rate = rate
+        self.tested: Table = {}
+        """The table of predictions of the last test, of all ranks."""
+        self._losses: dict[str, list[Loss]] = {"train": [], "val": [], "test": []}
+        self._columns: list[dict[str, Tensor]] = []
+        self._terms: Tensor | None = None  # of the batches whose gradients are accumulated
+
+    def setup(self, stage: str) -> None:
+        """Let the model start from the training set; a checkpoint is restored after this."""
+        if isinstance(self.trainer.precision_plugin, DoublePrecision):
+            self.double()  # Lightning does so after it has restored the weights
+        data = getattr(self.trainer, "datamodule", None)
+        if stage == "fit" and hasattr(data, "dataset") and not self.model.is_started:
+            self.model.start_from(data.dataset("train"))
+            self.model.is_started.fill_(True)
+
+    def forward(self, batch: Any) -> Tensor:
+        """Run the model."""
+        return self.model(batch)
+
+    # Steps.
+
+    def training_step(self, batch: Any, batch_idx: int = 0) -> Float[Tensor, ""]:
+        """Return the loss of a batch, without a device sync."""
+        loss, terms = self.model.loss(self.model(batch), batch)
+        self._losses["train"].append((loss.detach(), terms))
+        return self._scaled(loss, terms, batch)
+
+    def validation_step(self, batch: Any, batch_idx: int = 0) -> None:
+        """Keep the loss and the predictions of a batch."""
+        self._evaluate(batch, "val")
+
+    def test_step(self, batch: Any, batch_idx: int = 0) -> None:
+        """Keep the loss and the predictions of a batch."""
+        self._evaluate(batch, "test")
+
+    def _evaluate(self, batch: Any, stage: Stage) -> None:
+        output = self.model(batch)
+        self._losses[stage].append(self.model.loss(output, batch))
+        self._columns.append(self.model.columns(self.model.values(output), batch))
+
+    def on_train_epoch_start(self) -> None:
+        """Forget what an interrupted epoch has left."""
+        self._losses["train"] = []
+        self._terms = None
+
+    def on_validation_epoch_start(self) -> None:
+        """Forget what an interrupted epoch has left."""
+        self._losses["val"] = []
+        self._columns = []
+
+    def on_test_epoch_start(self) -> None:
+        """Forget what an interrupted epoch has left."""
+        self._losses["test"] = []
+        self._columns = []
+
+    def on_train_epoch_end(self) -> None:
+        """Log the mean loss."""
+        self._log("train", self._mean_loss("train"))
+
+    def on_validation_epoch_end(self) -> None:
+        """Log the mean loss and the metrics of the model."""
+        self._log("val", {**self._mean_loss("val"), **self.model.metrics(self._table())})
+
+    def on_test_epoch_end(self) -> None:
+        """Log the mean loss and the metrics of the model."""
+        self.tested = self._table()
+        self._log("test", {**self._mean_loss("test"), **self.model.metrics(self.tested)})
+
+    def _mean_loss(self, stage: Stage) -> dict[str, float]:
+        own = [(float(loss), int(terms)) for loss, terms in self._losses[stage]]
+        parts = [pair for part in self._of_all_ranks(own) for pair in part]
+        self._losses[stage] = []
+        total = sum(loss for loss, _ in parts)
+        count = sum(terms for _, terms in parts)
+        return {"loss": total / count} if count else {}
+
+    def _table(self) -> Table:
+        own = [{name: value.cpu().numpy() for name, value in part.items()} for part in self._columns]
+        parts = [columns for part in self._of_all_ranks(own) for columns in part]
+        self._columns = []
+        return joined_columns(parts) if parts else {}
+
+    def _of_all_ranks(self, own: Any) -> list[Any]:
+        if self.trainer.world_size == 1:
+            return [own]
+        gathered = [None] * self.trainer.world_size
+        distributed.all_gather_object(gathered, own)
+        return gathered
+
+    def _log(self, stage: Stage, metrics: dict[str, float]) -> None:
+        for name, value in metrics.items():
+            shown = stage != "train" and name in ("loss", self.model.monitor)
+            # The value is the same on all ranks.
+            self.log(f"{stage}/{name}", value, prog_bar=shown, sync_dist=True)
+
+    # Optimizer.
+
+    def configure_optimizers(self) -> Any:
+        """Build the optimizer and, unless the rate is constant, its schedule."""
+        optimizer = self.optimizer(self.model.parameter_groups())
+        if self.rate == "constant":
+            return optimizer
+        steps = self.trainer.estimated_stepping_batches
+        if steps == float("inf"):
+            what = f"Task: the rate {self.rate} needs to know the end of training"
+            raise mismatch(ValueError, what, "a trainer with max_epochs or max_steps", "neither")
+        if self.rate == "cosine":
+            scheduler: Any = CosineAnnealingLR(optimizer, T_max=int(steps))
+        else:
+            rates = [group["lr"] for group in optimizer.param_groups]
+            scheduler = OneCycleLR(
+                optimizer, rates, total_steps=int(steps), cycle_momentum=False
+            )
+        return {
+            "optimizer": optimizer,
+            "lr_scheduler": {"scheduler": scheduler, "interval": "step"},
+        }
+
+    def _scaled(
+        self, loss: Float[Tensor, ""], terms: Int[Tensor, ""], batch: Any
+    ) -> Float[Tensor, ""]:
+        """Divide a summed loss as the model says, whatever the ranks and accumulated batches.
+
+        Lightning divides by the number of accumulated batches, and DDP by the number of ranks.
+        """
+        ranks = self.trainer.world_size
+        batches = self.trainer.accumulate_grad_batches
+        if self.model.reduction == "sum":
+            return loss * (ranks * batches)
+        if self.model.reduction == "per_example":
+            # Filled on the device: copying a number from the host would wait for it.
+            terms = torch.full_like(terms, batch.num_graphs)
+        if batches > 1:
+            # How many terms there are is known when all batches are: see below.
+            self._terms = terms if self._terms is None else self._terms + terms
+            return loss * (ranks * batches)
+        divisor = terms.to(loss.dtype)
+        if ranks > 1:
+            divisor = self.trainer.strategy.reduce(divisor, reduce_op="sum")
+        return loss * ranks / divisor.clamp(min=1)
+
+    def on_before_optimizer_step(self, optimizer: Optimizer) -> None:
+        """Divide accumulated gradients by the number of their terms, on all ranks."""
+        if self._terms is None:
+            return
+        terms = self._terms.float()
+        self._terms = None
+        if self.trainer.world_size > 1:
+            terms = self.trainer.strategy.reduce(terms, reduce_op="sum")
+        terms = terms.clamp(min=1)  # only now: a single rank may have none
+        for weight in self.parameters():
+            if weight.grad is not None:
+                # In half precision the number of terms may overflow.
+                exact = torch.promote_types(weight.grad.dtype, torch.float32)
+                weight.grad.copy_(weight.grad.to(exact) / terms)
+
+    # Checkpoints.
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Add what :func:`~pyg_dynbatch.load` needs to build the model."""
+        checkpoint[HEADER] = self.model.header()
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Raise an error if the checkpoint belongs to a model with other options."""
+        check_same_model(self.model, checkpoint)

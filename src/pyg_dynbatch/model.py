@@ -1,0 +1,252 @@
+"""Models: networks that know their loss, their predictions and their metrics."""
+
+import inspect
+import pickle
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from pyg_dynbatch.core.errors import mismatch
+from pyg_dynbatch.files import existing, write_atomically
+
+Loss = tuple[Float[Tensor, ""], Int[Tensor, ""]]
+"""A sum of losses, and the number of its terms."""
+
+Reduction = Literal["mean", "sum", "per_example"]
+
+Table = dict[str, np.ndarray]
+
+HEADER = "pyg_dynbatch"
+"""Name of the part of a checkpoint that describes its model."""
+
+_PREFIX = "model."  # of the weights in the checkpoint of a Task
+
+M = TypeVar("M", bound="Model")
+
+
+class Model(nn.Module, ABC):
+    """Base of networks that a :class:`~pyg_dynbatch.lightning.Task` trains.
+
+    The contract has one rule: every argument of the constructor is kept as an attribute of the same
+    name, a plain value or an object with ``as_dict()``. A checkpoint holds them and the weights, so
+    that :func:`~pyg_dynbatch.load` opens it without Lightning, and without any other file.
+
+    What the data decide, such as the words of the tokens, is the argument ``schema``; the command
+    line takes it from the data module.
+
+    Example:
+        >>> from torch_geometric.data import Data
+        >>> class Mean(Model):
+        ...     def __init__(self, width: int) -> None:
+        ...         super().__init__()
+        ...         self.width = width
+        ...         self.linear = nn.Linear(width, 1)
+        ...
+        ...     def forward(self, batch):
+        ...         return self.linear(batch.x.mean(0, keepdim=True))
+        ...
+        ...     def loss(self, output, batch):
+        ...         return (output - batch.y).square().sum(), torch.tensor(output.numel())
+        ...
+        ...     def columns(self, values, batch, deviation=None):
+        ...         return {"prediction": values[:, 0], "target": batch.y[:, 0]}
+        >>> model = Mean(3)
+        >>> table = model.predict(Data(x=torch.ones(2, 3), y=torch.zeros(1, 1)))
+        >>> list(table), model.options()
+        (['prediction', 'target'], {'width': 3})
+    """
+
+    reduction: Reduction = "mean"
+    """What the sum of losses is divided by in training: the number of its terms (``mean``), nothing
+    (``sum``), or the number of examples (``per_example``)."""
+
+    monitor: str = "loss"
+    """Name of the metric that chooses the best checkpoint."""
+
+    mode: Literal["min", "max"] = "min"
+    """Whether the best value of that metric is the smallest or the largest."""
+
+    schema: Any = None
+    """What the model knows about its data: how to read and collate them."""
+
+    is_started: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        # Kept with the weights, so that a trained model does not start again.
+        self.register_buffer("is_started", torch.tensor(False))
+
+    @abstractmethod
+    def loss(self, output: Tensor, batch: Any) -> Loss:
+        """Return the sum of the losses of a batch, and the number of its terms.
+
+        Args:
+            output: What ``forward`` returned.
+            batch: The batch.
+        """
+
+    @abstractmethod
+    def columns(
+        self, values: Tensor, batch: Any, deviation: Tensor | None = None
+    ) -> dict[str, Tensor]:
+        """Return the columns of the table of predictions: a name, and a row per example or node.
+
+        Columns whose name begins with ``target`` are what the batch says is right.
+
+        Args:
+            values: What :meth:`values` returned, or the mean over several models.
+            batch: The batch.
+            deviation: Standard deviation over several models.
+        """
+
+    def collater(self) -> Any:
+        """Return what merges examples to batches; by default that of the schema."""
+        return self.schema.collater()
+
+    def values(self, output: Tensor) -> Tensor:
+        """Return what is predicted, in its unit or as probabilities; by default the output."""
+        return output
+
+    def metrics(self, columns: Mapping[str, np.ndarray]) -> dict[str, float]:
+        """Return the metrics of a whole split from the columns of all its batches.
+
+        A metric that is not defined, such as the correlation with a constant, is left out.
+        """
+        return {}
+
+    def start_from(self, dataset: Any) -> None:
+        """Take over what the training set decides, such as scales; called before training."""
+
+    def parameter_groups(self) -> list[dict[str, Any]]:
+        """Return the groups of parameters for the optimizer, with their own options if any."""
+        return [{"params": [each for each in self.parameters() if each.requires_grad]}]
+
+    def draw(self, folder: Path, columns: Mapping[str, np.ndarray], dataset: Any) -> None:
+        """Draw the predictions of a test into a folder; nothing by default."""
+
+    def predict(self, batch: Any) -> dict[str, Tensor]:
+        """Return the table of predictions of a batch, without gradients and dropout."""
+        with evaluating(self):
+            return self.columns(self.values(self(batch)), batch)
+
+    def options(self) -> dict[str, Any]:
+        """Return the arguments of the constructor as plain values."""
+        options: dict[str, Any] = {}
+        for name, parameter in inspect.signature(type(self)).parameters.items():
+            try:
+                value = getattr(self, name)
+            except AttributeError as error:
+                what = f"{type(self).__name__}: the argument {name!r} is not kept"
+                expected = f"self.{name} = {name} in the constructor"
+                raise mismatch(AttributeError, what, expected) from error
+            value = value.as_dict() if hasattr(value, "as_dict") else value
+            options |= value if parameter.kind is parameter.VAR_KEYWORD else {name: value}
+        return options
+
+    def header(self) -> dict[str, Any]:
+        """Return what a checkpoint says about its model."""
+        return {"model": type(self).__name__, "options": self.options()}
+
+    def save(self, path: str | Path) -> None:
+        """Write the model to a file that :func:`~pyg_dynbatch.load` opens."""
+        weights = {f"{_PREFIX}{name}": value for name, value in self.state_dict().items()}
+        content = {HEADER: self.header(), "state_dict": weights}
+        write_atomically(path, partial(torch.save, content))
+
+
+def open_checkpoint(path: str | Path) -> dict[str, Any]:
+    """Read a checkpoint of a model of this package onto the CPU, without running code from it.
+
+    Raises:
+        FileNotFoundError: If there is no such file.
+        ValueError: If it is damaged, or a checkpoint of something else.
+    """
+    existing(path, "a checkpoint, which fit writes")
+    what = "load: the file is not a checkpoint of a model of this package"
+    expected = "a checkpoint that fit or Model.save has written"
+    try:
+        contents = torch.load(path, map_location="cpu", weights_only=True)
+        header = contents[HEADER]
+    except (pickle.UnpicklingError, RuntimeError, EOFError, KeyError, TypeError) as error:
+        got = f"{type(error).__name__}: {error}".partition("\n")[0]
+        raise mismatch(ValueError, what, expected, got, where=path) from error
+    return {**header, "weights": _weights_of(contents["state_dict"])}
+
+
+def build(kind: type[M], checkpoint: Mapping[str, Any], where: object) -> M:
+    """Build a model from what :func:`open_checkpoint` returned."""
+    if checkpoint["model"] != kind.__name__:
+        what = f"load: the checkpoint is not one of {kind.__name__}"
+        raise mismatch(ValueError, what, kind.__name__, checkpoint["model"], where=where)
+    model = kind(**checkpoint["options"])
+    model.load_state_dict(checkpoint["weights"])
+    return model.eval()
+
+
+def check_same_model(model: Model, contents: Mapping[str, Any], where: object = "") -> None:
+    """Raise an error if a checkpoint belongs to a model with other options."""
+    theirs = contents.get(HEADER)
+    ours = model.header()
+    what = f"{type(model).__name__}: the checkpoint belongs to a different model"
+    if theirs is None or theirs["model"] != ours["model"]:
+        got = "one of another program" if theirs is None else f"one of {theirs['model']}"
+        raise mismatch(ValueError, what, f"a checkpoint of {ours['model']}", got, where=where)
+    for name, (own, saved) in differences(ours["options"], theirs["options"]).items():
+        if not name.endswith("dropout"):
+            expected = f"{name}: {str(own):.80}"
+            raise mismatch(ValueError, what, expected, f"{name}: {str(saved):.80}", where=where)
+
+
+def differences(
+    ours: Mapping[str, Any], theirs: Mapping[str, Any]
+) -> dict[str, tuple[Any, Any]]:
+    """Return all values in which two nested mappings differ, under names joined by points."""
+    found: dict[str, tuple[Any, Any]] = {}
+    for name in {**ours, **theirs}:
+        own = ours.get(name)
+        other = theirs.get(name)
+        if isinstance(own, Mapping) and isinstance(other, Mapping):
+            inner = differences(own, other)
+            found |= {f"{name}.{key}": pair for key, pair in inner.items()}
+        elif _plain(own) != _plain(other):
+            found[name] = (own, other)
+    return found
+
+
+def _plain(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _weights_of(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {
+        name.removeprefix(_PREFIX): value
+        for name, value in state.items()
+        if name.startswith(_PREFIX)
+    }
+
+
+@contextmanager
+def evaluating(*modules: nn.Module) -> Iterator[None]:
+    """Compute without gradients and dropout; the modes of all parts are restored."""
+    in_training = [part for module in modules for part in module.modules() if part.training]
+    try:
+        for module in modules:
+            module.eval()
+        with torch.inference_mode():
+            yield
+    finally:
+        for part in in_training:
+            part.training = True
+
+
+def joined_columns(parts: Sequence[Mapping[str, Any]]) -> Table:
+    """Concatenate the columns of several batches."""
+    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
