@@ -4,8 +4,8 @@ python examples/serving.py --checkpoint best.ckpt
 curl --json '{"tree": "((not) (good))"}' http://127.0.0.1:8000/predict
 
 For a checkpoint of trees, a request has a ``tree``: bracketed text, or nested lists of words; for
-molecules, a ``smiles``; for JSON documents, a ``document``. ``--model FILE.py:FUNCTION`` serves
-your own model: the function takes a device and returns the three entries of a ``Service``.
+molecules, a ``smiles``. ``--model FILE.py:FUNCTION`` serves your own model: the function takes a
+device and returns the three entries of a ``Service``.
 """
 
 import argparse
@@ -31,7 +31,7 @@ from starlette.responses import JSONResponse
 
 from pyg_dynbatch.cli import one_line
 from pyg_dynbatch.core.errors import checked_choice, mismatch
-from pyg_dynbatch.models import DocumentPredictor, MoleculePredictor, TreePredictor
+from pyg_dynbatch.models import MoleculePredictor, TreePredictor
 from pyg_dynbatch.molecules.work.predict import named_columns
 from pyg_dynbatch.prediction import read_checkpoint
 
@@ -62,12 +62,6 @@ def molecules(checkpoints: Sequence[str], device: str) -> Service:
     return Service(
         "smiles", predictor.featurizer, lambda each: rows(named(predictor.predict(each)))
     )
-
-
-def documents(checkpoints: Sequence[str], device: str) -> Service:
-    """Predict JSON documents."""
-    predictor = DocumentPredictor(checkpoints, device)
-    return Service("document", predictor.encoder.tracer, lambda each: rows(predictor.predict(each)))
 
 
 def rows(columns: dict[str, Any]) -> list[Any]:
@@ -229,7 +223,6 @@ def main() -> None:
             parser.error(" ".join(str(error).split()))
     else:
         kinds = {"TreeClassification": trees, "MoleculeProperty": molecules}
-        kinds["DocumentPrediction"] = documents
         try:  # before listening, as a worker could not say it
             kind = read_checkpoint(given.checkpoint[0]).get("pyg_dynbatch_task", "unknown")
             found = checked_choice("no model to serve", kind, kinds)

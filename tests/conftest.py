@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, is_hypothesis_test, settings
 
 SAMPLES = Path(__file__).parent / "samples"
 # Files and folders with tests of whole runs.
-WHOLE_RUNS = ["autobatch", "benchmarks", "documents", "integration", "test_cli.py"]
+WHOLE_RUNS = ["autobatch", "benchmarks", "integration", "test_cli.py"]
 WHOLE_RUNS += ["test_cli_experiments.py", "test_cli_molecules.py", "test_docs.py", "test_readme.py"]
 
 # A command that runs in this process would change its memory settings for all later tests.

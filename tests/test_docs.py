@@ -107,6 +107,6 @@ def test_walks_are_short() -> None:
     )
     files = {title: re.findall(r"^\| `([^`]+)`", rows, flags=re.MULTILINE) for title, rows in walks}
     kinds = {title.split(",")[0].split()[1] for title in files}
-    assert kinds >= {"tree", "molecule", "block", "JSON", "autobatch"}
+    assert kinds >= {"tree", "molecule", "block", "autobatch"}
     assert {title: found for title, found in files.items() if len(found) > 10} == {}
     assert all(len(set(found)) == len(found) for found in files.values())

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from pyg_dynbatch.data import MoleculeFeaturizer, Vocabulary
-from pyg_dynbatch.lightning import DocumentPrediction, MoleculeProperty, TreeClassification
+from pyg_dynbatch.lightning import MoleculeProperty, TreeClassification
 from pyg_dynbatch.models import MoleculeSchema
 
 HIDDEN = """
@@ -16,7 +16,7 @@ import sys
 for name in ("lightning", "pytorch_lightning", "torchmetrics", "jsonargparse", "matplotlib"):
     sys.modules[name] = None  # an import of it now fails
 import pyg_dynbatch
-from pyg_dynbatch.models import DocumentPredictor, MoleculePredictor, TreePredictor
+from pyg_dynbatch.models import MoleculePredictor, TreePredictor
 from pyg_dynbatch.cli import main
 path, text = sys.argv[1:]
 model = pyg_dynbatch.load(path)
@@ -35,11 +35,6 @@ predictor = MoleculePredictor([path])
 molecule = predictor.featurizer("CCO")
 found = model.predict(predictor.collater([molecule]))["prediction_logS"]
 assert abs(found.item() - predictor.predict([molecule]).values.item()) < 1e-6
-assert main(["predict", "--checkpoint", path, "--input", text]) == 0
-"""
-DOCUMENT = """
-predictor = DocumentPredictor([path])
-assert model.schema["label"] == "y" and len(predictor.explain({"x": 2})) == 1
 assert main(["predict", "--checkpoint", path, "--input", text]) == 0
 """
 DOORS = """
@@ -85,17 +80,6 @@ def test_a_checkpoint_of_molecules(tmp_path: Path) -> None:
     path = checkpoint(tmp_path / "a.ckpt", MoleculeProperty(schema, hidden=4, atom_out=4, head=[]))
     (text := tmp_path / "new.csv").write_text("smiles\nCCO\n", encoding="utf-8")
     assert "prediction_logS" in run(HIDDEN + MOLECULE, path, str(text))
-
-
-@pytest.mark.long
-def test_a_checkpoint_of_documents(tmp_path: Path) -> None:
-    from pyg_dynbatch.blocks import from_examples
-
-    documents = from_examples([{"x": 1.5}]).schema.as_dict()
-    task = DocumentPrediction({"documents": documents, "label": "y", "classes": ["a", "b"]})
-    path = checkpoint(tmp_path / "a.ckpt", task)
-    (text := tmp_path / "new.jsonl").write_text('{"x": 2}\n', encoding="utf-8")
-    assert "probability_a" in run(HIDDEN + DOCUMENT, path, str(text))
 
 
 def test_doors_load_only_what_they_need() -> None:

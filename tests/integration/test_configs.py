@@ -28,13 +28,10 @@ FILES += " --data.init_args.val_file {samples}/sst/dev.txt"
 FILES += " --data.init_args.test_file {samples}/sst/test.txt"
 NCI = f"{SMALL} --model.init_args.hidden 6 --model.init_args.head [8]"
 MOLECULES = f"{NCI} --data.init_args.raw_dir {{folder}} --data.init_args.verify false"
-JSON = "--trainer.max_epochs 1 --trainer.enable_progress_bar false --model.init_args.width 6"
-JSON += " --data.init_args.file {samples}/documents.jsonl --data.init_args.label kind"
 # By the name of the configuration, with the metric that its run prints.
 CASES = {
     **dict.fromkeys(("bbbp", "tox21"), (MOLECULES, "roc_auc")),
     **dict.fromkeys(("esol", "freesolv", "lipophilicity"), (MOLECULES, "rmse")),
-    "json": (JSON, "accuracy"),
     "molecules": (f"{NCI} --data.init_args.file {{folder}}/mine.csv", "roc_auc"),
     **dict.fromkeys(("listops", "listops_long"), (LISTOPS, "accuracy")),
     **dict.fromkeys(("sst", "sst_sentence_vectors", "sst_tai"), (SST, "accuracy")),

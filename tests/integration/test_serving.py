@@ -19,8 +19,6 @@ import torch
 
 from benchmarks.serving import Answer, Server, serving
 from pyg_dynbatch.autobatch import autobatch
-from pyg_dynbatch.blocks import from_examples
-from pyg_dynbatch.lightning import DocumentPrediction
 from pyg_dynbatch.models import MoleculePredictor, TreePredictor
 from tests.example_files import FOLDER, defined_in
 from tests.molecules.molecules import trained
@@ -185,14 +183,13 @@ def nested(levels: int) -> Any:
     return found
 
 
-@pytest.mark.parametrize("kind", ["trees", "molecules", "documents", "load_service"])
+@pytest.mark.parametrize("kind", ["trees", "molecules", "load_service"])
 def test_one_bad_request_of_any_json_is_refused_alone(
     kind: str, tmp_path: Path, tree_file: str, own_file: Path, one_thread: None
 ) -> None:
     made: dict[str, tuple[Any, str, list[Any]]] = {
         "trees": ([tree_file], "tree", TREES),
         "molecules": ([trained(tmp_path)], "smiles", SMILES),
-        "documents": ([document_checkpoint(tmp_path)], "document", [{"x": 2}, {"x": 3.5}]),
         "load_service": (f"{own_file}:serve", "formula", [{"tree": tree} for tree in FORMULAS]),
     }
     given, field, values = made[kind]
@@ -218,24 +215,8 @@ def test_one_bad_request_of_any_json_is_refused_alone(
 
 def is_good(kind: str, request: Any) -> bool:
     """Return whether a request, which is wrong for most models, may be answered."""
-    if kind == "documents" and isinstance(request, dict) and "document" in request:
-        try:  # any JSON, and nothing else
-            json.dumps(request, allow_nan=False, ensure_ascii=False).encode()
-        except (ValueError, RecursionError):
-            return False
-        return True
     numbers = (3, 1e308, {"+": [1, 1e308]})
     return kind == "load_service" and request in [{"formula": {"tree": tree}} for tree in numbers]
-
-
-def document_checkpoint(folder: Path) -> Path:
-    """Write a checkpoint of a small model of documents with random weights."""
-    documents = from_examples([{"x": 1.5}]).schema.as_dict()
-    options = {"schema": {"documents": documents, "label": "y", "classes": ["a", "b"]}}
-    contents = {"state_dict": DocumentPrediction(**options).state_dict()}
-    contents |= {"hyper_parameters": options, "pyg_dynbatch_task": "DocumentPrediction"}
-    torch.save(contents | {"pytorch-lightning_version": "2.6"}, folder / "documents.ckpt")
-    return folder / "documents.ckpt"
 
 
 def test_a_wrong_checkpoint_is_named_before_listening(tmp_path: Path, tree_file: str) -> None:
@@ -252,7 +233,6 @@ def test_a_wrong_checkpoint_is_named_before_listening(tmp_path: Path, tree_file:
         (text,): "is not a checkpoint, or is truncated",
         (unknown,): "got: 'TreeRelatedness'",
         (broken,): "broken.ckpt",
-        (tree_file, document_checkpoint(tmp_path)): "documents.ckpt",
     }
     for paths, part in said.items():
         argv = ["serving.py", "--checkpoint", *map(str, paths)]

@@ -1,6 +1,5 @@
 """A task that is evaluated before it is trained starts as training does, and trains the same."""
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -8,14 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from pyg_dynbatch.lightning import (
-    DocumentFileData,
-    DocumentPrediction,
-    SICKData,
-    Task,
-    TreeRelatedness,
-    VectorOptions,
-)
+from pyg_dynbatch.lightning import SICKData, Task, TreeRelatedness, VectorOptions
 from tests.molecules.molecules import property_task, with_descriptors
 from tests.training.helpers import SIZES, task, trainer, tree_files
 
@@ -55,14 +47,7 @@ def pairs(folder: Path, samples: Path) -> Made:
     return TreeRelatedness(data.num_tokens, **SIZES), data
 
 
-def numbers(folder: Path, samples: Path) -> Made:
-    path = folder / "all.jsonl"
-    path.write_text("".join(json.dumps({"x": n, "y": n * 3.5 + 70}) + "\n" for n in range(30)))
-    data = DocumentFileData(str(path), "y", overrides={"$.y": "number"})
-    return DocumentPrediction(data.schema, width=4), data
-
-
-LONG = [pytest.param(make, marks=pytest.mark.long) for make in (values, labels, trees, numbers)]
+LONG = [pytest.param(make, marks=pytest.mark.long) for make in (values, labels, trees)]
 
 
 def measured(given: Made, folder: Path, how: str = "validate") -> dict[str, float]:

@@ -1,6 +1,5 @@
 """Laws of units: scaled and shifted targets change only numbers that have the unit."""
 
-import json
 import math
 from pathlib import Path
 from typing import Any
@@ -12,18 +11,15 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyg_dynbatch.documents.task import DocumentFileData, DocumentPrediction
 from pyg_dynbatch.molecules.nets.properties import AveragedProperties, TargetScale
 from pyg_dynbatch.molecules.schema import MoleculeSchema
 from pyg_dynbatch.molecules.task import ScoredSplit, task_table
 from pyg_dynbatch.prediction import write_table
-from pyg_dynbatch.training.runs import PredictionTable
 from pyg_dynbatch.training.task import Agreement, average_precision, pearson, r2, spearman
 from tests.console import TRAINER, prepare, rows_of, run
 from tests.molecules.batches import TABLE
 from tests.molecules.molecules import SMILES
 from tests.strategies import few
-from tests.training.helpers import trainer
 
 pytestmark = pytest.mark.filterwarnings("ignore:(?s).*(jsonargparse|deprecated in v4)")
 
@@ -210,32 +206,3 @@ def test_commands(
 ) -> None:
     assert_same_in_units(plain, commands_in(tmp_path, unit, monkeypatch), unit)
     assert len(list(plain.rglob("*.csv"))) > 8
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("unit", UNITS[-2:])
-def test_numbers_of_documents(tmp_path: Path, unit: tuple[float, float]) -> None:
-    folders = []
-    for number, each in enumerate([(1.0, 0.0), unit]):
-        folder = tmp_path / str(number)
-        folder.mkdir()
-        values = [(n * 0.37) % 2 - 1 for n in range(40)]
-        lines = [json.dumps({"x": x, "y": converted(x, *each)}) for x in values]
-        (folder / "all.jsonl").write_text("\n".join(lines), encoding="utf-8")
-        data = DocumentFileData(
-            str(folder / "all.jsonl"), "y", overrides={"$.y": "number"}, batch_size=8
-        )
-        torch.manual_seed(0)
-        task = DocumentPrediction(data.schema, width=4)
-        process = trainer(folder, 2, callbacks=[PredictionTable(str(folder))])
-        process.fit(task, datamodule=data)
-        process.test(task, datamodule=data, verbose=False)
-        process.predict(task, data, return_predictions=False)
-        rows = rows_of(folder / "predictions.csv")
-        columns = {
-            name: np.array([float(r[name]) for r in rows]) for name in ("prediction", "target")
-        }
-        write_table(folder / "predictions.csv", columns)
-        folders.append(folder)
-    assert len(list(folders[0].rglob("*.csv"))) == 2
-    assert_same_in_units(*folders, unit)

@@ -11,7 +11,6 @@ from pyg_dynbatch.blocks.composition import Composition
 from pyg_dynbatch.blocks.control import (
     AllOf, ForwardDeclaration, Metric, OneOf, Optional, Record, Void,
 )
-from pyg_dynbatch.blocks.documents import from_examples
 from pyg_dynbatch.blocks.draw import drawing_of, schedule_text
 from pyg_dynbatch.blocks.functions import Function, Segment
 from pyg_dynbatch.blocks.layers import (
@@ -43,7 +42,7 @@ __all__ = [
     "FromTensor", "Function", "GetItem", "Identity", "InputRow", "InputTransform", "Length", "Map",
     "Max", "Mean", "Metric", "Min", "NGrams", "Nth", "OneHot", "OneHotFromList", "OneOf",
     "Optional", "Pipe", "RNN", "Record", "Reduce", "Scalar", "Segment", "Slice", "Sum", "Tensor",
-    "Vector", "Void", "Zeros", "Zip", "ZipWith", "convert_to_block", "from_examples",
+    "Vector", "Void", "Zeros", "Zip", "ZipWith", "convert_to_block",
     # Layers.
     "Embedding", "FC", "FractalNet", "Layer", "ScopedLayer", "TensorToTensorLayer",
     "create_variable_scope",

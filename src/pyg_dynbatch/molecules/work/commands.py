@@ -73,8 +73,8 @@ def _predict_parser() -> argparse.ArgumentParser:
         "Predict molecules with one or several checkpoints: one row out for every record in, in "
         "the same order, after the columns of the input; a record that is not a molecule gets an "
         "empty prediction and its reason. If it is killed, the same command continues. For a "
-        "checkpoint of trees or JSON documents the input is a file of these: --checkpoint CKPT "
-        "--help lists the options.",
+        "checkpoint of trees the input is a file of trees: --checkpoint CKPT --help lists the "
+        "options.",
     )
     add = parser.add_argument
     add("--checkpoint", nargs="+", required=True, metavar="CKPT", help="several are averaged")

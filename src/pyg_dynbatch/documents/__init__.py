@@ -1,1 +1,0 @@
-"""Any JSON documents: files, data module, Lightning task, predictions and their explanation."""
