@@ -105,9 +105,10 @@ LINES = {
     "blocks_tree_lstm": 135,
     "blocks_sentiment": 160,
     "serving": 254,
+    "sick": 220,
     "weave_with_engine": 192,
 }
-ELSEWHERE = ["serving"]  # tested by test_serving.py
+ELSEWHERE = ["serving", "sick"]  # tested by test_serving.py, test_sick_example.py
 
 
 # Pairs of numbers that an example compares, and what must hold for them.
