@@ -106,9 +106,10 @@ LINES = {
     "blocks_sentiment": 160,
     "serving": 254,
     "sick": 220,
+    "sst_contextual": 270,
     "weave_with_engine": 192,
 }
-ELSEWHERE = ["serving", "sick"]  # tested by test_serving.py, test_sick_example.py
+ELSEWHERE = ["serving", "sick", "sst_contextual"]  # tested by files of their own
 
 
 # Pairs of numbers that an example compares, and what must hold for them.
