@@ -9,8 +9,7 @@ from tests.console import rows_of, run
 
 CONFIGS = sorted((Path(__file__).parents[2] / "configs").glob("*.yaml"))
 # The long tests run these variants of other configurations.
-VARIANTS = ("bbbp", "freesolv", "lipophilicity", "listops_long", "sst_sentence_vectors", "sst_tai")
-VARIANTS += ("tox21", "sst_contextual", "sick_contextual")
+VARIANTS = ("bbbp", "freesolv", "lipophilicity", "listops_long", "sst_tai", "tox21")
 
 
 # Options that replace the sizes and the data of a configuration with small ones.
@@ -20,9 +19,8 @@ RECIPE = "--data.init_args.recipe"
 LISTOPS = f"{TREES} {RECIPE}.train 60 {RECIPE}.val 20 {RECIPE}.test 20"
 VECTORS = {"source": "none", "file": "null", "cache": "null", "scale": 1.0}
 VECTORS |= {"missing": "uniform", "lower_case": "true"}
-SICK = f"{TREES} --data.init_args.raw_dir {{samples}}/sick "
-SICK += " ".join(f"--data.init_args.vectors.{name} {value}" for name, value in VECTORS.items())
-SST = f"{SICK} --data.init_args.raw_dir {{samples}}/sst --data.init_args.verify false"
+SST = f"{TREES} --data.init_args.raw_dir {{samples}}/sst --data.init_args.verify false "
+SST += " ".join(f"--data.init_args.vectors.{name} {value}" for name, value in VECTORS.items())
 FILES = f"{TREES} --data.init_args.train_file {{samples}}/sst/train.txt"
 FILES += " --data.init_args.val_file {samples}/sst/dev.txt"
 FILES += " --data.init_args.test_file {samples}/sst/test.txt"
@@ -34,9 +32,7 @@ CASES = {
     **dict.fromkeys(("esol", "freesolv", "lipophilicity"), (MOLECULES, "rmse")),
     "molecules": (f"{NCI} --data.init_args.file {{folder}}/mine.csv", "roc_auc"),
     **dict.fromkeys(("listops", "listops_long"), (LISTOPS, "accuracy")),
-    **dict.fromkeys(("sst", "sst_sentence_vectors", "sst_tai"), (SST, "accuracy")),
-    "sst_contextual": (SST, "accuracy"),
-    **dict.fromkeys(("sick", "sick_contextual"), (SICK, "pearson")),
+    **dict.fromkeys(("sst", "sst_tai"), (SST, "accuracy")),
     "tpsa": (NCI, "rmse"),
     "tree_file": (FILES, "accuracy"),
 }
