@@ -1,10 +1,14 @@
 """The console script: ``predict`` for files, and Lightning's commands."""
 
 import argparse
+import inspect
 import os
+import re
 import sys
+import textwrap
 from collections.abc import Sequence
-from pathlib import Path
+from pydoc import locate
+from typing import Any
 
 from pyg_dynbatch import __version__
 
@@ -35,3 +39,62 @@ def _run(words: list[str]) -> int:
 
         CLI(words or ["--help"])
     return 0
+
+
+def is_complaint(error: Exception) -> bool:
+    """Return whether an error is about the user's input, not a fault of the program."""
+    if isinstance(error, ValueError | OSError | ImportError | argparse.ArgumentError):
+        return True
+    from pyg_dynbatch.core.errors import Mismatch
+
+    # Lightning's own class, by name to avoid its import.
+    from_lightning = type(error).__name__ == "MisconfigurationException"
+    return from_lightning or any(isinstance(part, Mismatch) for part in error.args)
+
+
+# What jsonargparse says about types, which does not help a user.
+_TYPES = re.compile(
+    r"Does not validate against any|Subtypes:|Errors:|- Expected a <class 'NoneType'>|"
+    r"Given value type:|Given value: NestedArg|Type collections.abc.Callable|^$"
+)
+_CLASS = re.compile(r"Problem with given class_path '([\w.]+)'")
+
+
+def short(message: str) -> str:
+    """Shorten a message to at most five lines that name the option, its value, what is allowed."""
+    lines = [line.strip() for line in message.splitlines()]
+    lines = [line.removeprefix("- ") for line in lines if not _TYPES.search(line)]
+    text = "\n  ".join(lines[:4])
+    text = re.sub(r"<class '(?:\w+\.)*(\w+)'>", r"\1", text)
+    text = re.sub(r"typing\.Literal\[(.*?)\]", r"one of \1", text)
+    named = _CLASS.search(message)
+    unknown = re.search(r"Option '(\w+)' is not accepted|unrecognized arguments", message)
+    if named is not None and unknown is not None:
+        text += f"\n  allowed: {_options_of(named[1])}"
+    elif named is None and "dot import path string" in message:
+        text += f"\n  allowed: {_classes(message)}"
+    return text
+
+
+def _options_of(path: str) -> str:
+    kind: Any = locate(path)
+    names = [name for name in inspect.signature(kind).parameters if name != "schema"]
+    return textwrap.shorten(", ".join(names), 300)
+
+
+def _classes(message: str) -> str:
+    from pyg_dynbatch.lightning import DataModule
+    from pyg_dynbatch.model import Model
+
+    base: Any = DataModule if 'key "data"' in message else Model
+    if 'key "task' in message:
+        return "a class by its path, such as torch.optim.Adam"
+    return ", ".join(_names_of(base))
+
+
+def _names_of(base: type) -> list[str]:
+    names: list[str] = []
+    for kind in base.__subclasses__():
+        names += [] if inspect.isabstract(kind) else [kind.__name__]
+        names += _names_of(kind)
+    return names

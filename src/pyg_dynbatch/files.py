@@ -1,14 +1,11 @@
-"""Read text, write files atomically, lock folders, download with checksums."""
+"""Read text, write files atomically, download with checksums."""
 
 import gzip
 import hashlib
 import io
 import os
-import socket
-import sys
 import urllib.request
 import uuid
-import warnings
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -16,12 +13,9 @@ from http.client import HTTPException
 from pathlib import Path
 from typing import Any, cast
 from urllib.error import HTTPError, URLError
-from zipfile import BadZipFile, ZipFile
 
-import torch
-from filelock import lock_descriptor
+from tqdm import tqdm
 
-from pyg_dynbatch.console import Progress
 from pyg_dynbatch.core.errors import mismatch
 
 
@@ -29,8 +23,7 @@ def write_atomically(path: str | Path, write: Callable[[Path], object]) -> Path:
     """Write a file under a temporary name and rename it when it is complete."""
     path = Path(path)
     temporary = _temporary(path)
-    with _renamed_at_the_end(temporary, path), _blamed_on_the_folder(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
+    with _renamed_at_the_end(temporary, path):
         write(temporary)
         with temporary.open("rb+") as handle:
             # Without this, a power failure may keep the new name and lose the content.
@@ -39,27 +32,14 @@ def write_atomically(path: str | Path, write: Callable[[Path], object]) -> Path:
 
 
 @contextmanager
-def atomic_file(
-    path: str | Path, mode: str = "w", *, resume_at: int | None = None, **options: Any
-) -> Iterator[Any]:
+def atomic_file(path: str | Path, mode: str = "w", **options: Any) -> Iterator[Any]:
     """Open a file to be written piece by piece; it is renamed when the block ends without error."""
-    path, resumable = Path(path), resume_at is not None
-    temporary = part_of(path) if resumable else _temporary(path)
-    with _blamed_on_the_folder(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        raw = _WatchedFile(temporary, path, resume_at)
-    with _renamed_at_the_end(temporary, path, resumable):
-        binary = io.BufferedWriter(raw)
-        with binary if "b" in mode else io.TextIOWrapper(binary, **options) as file:
-            yield file
-            file.flush()
-            with _blamed_on_the_folder(path):
-                os.fsync(file.fileno())
-
-
-def part_of(path: str | Path) -> Path:
-    """Return the path of the unfinished file that :func:`atomic_file` can resume."""
-    return Path(f"{path}.part")
+    path = Path(path)
+    temporary = _temporary(path)
+    with _renamed_at_the_end(temporary, path), temporary.open(mode, **options) as file:
+        yield file
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def _temporary(path: Path) -> Path:
@@ -67,104 +47,22 @@ def _temporary(path: Path) -> Path:
 
 
 @contextmanager
-def _renamed_at_the_end(temporary: Path, path: Path, resumable: bool = False) -> Iterator[None]:
-    """Rename a file after the block; remove it on an error, unless it can be resumed."""
+def _renamed_at_the_end(temporary: Path, path: Path) -> Iterator[None]:
+    """Rename a file after the block, or remove it on an error, in which the folder is named."""
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         yield
-        with _blamed_on_the_folder(path):
-            temporary.replace(path)
-    except BaseException as error:
-        # An interruption is not an Exception: a resumable file stays. If the file does not exist,
-        # the folder may be what is wrong, and that error is already being raised.
-        if (not resumable or isinstance(error, Exception)) and os.path.lexists(temporary):
-            temporary.unlink()
-        raise
-
-
-@contextmanager
-def _blamed_on_the_folder(path: Path) -> Iterator[None]:
-    """Add the file and its folder to an OSError."""
-    try:
-        yield
-    except (BlockingIOError, ConnectionError):
-        raise  # in use, or the content could not be fetched: the folder is not to blame
+        temporary.replace(path)
+    except (ConnectionError, FileNotFoundError):
+        raise  # the content could not be fetched: the folder is not to blame
     except OSError as error:
-        what, wanted = f"{path.name}: the file cannot be written", "a folder that can be written"
+        what = f"{path.name}: the file cannot be written"
         got = f"{type(error).__name__}: {error.strerror or error}"
         hint = "another folder; or check its permissions and the free space"
-        raise mismatch(OSError, what, wanted, got, where=path.parent, hint=hint) from error
-
-
-class _WatchedFile(io.FileIO):
-    """File whose write errors contain its name, which the error of a full disk does not."""
-
-    def __init__(self, temporary: Path, path: Path, resume_at: int | None) -> None:
-        self.path = path
-        if resume_at is None:
-            super().__init__(temporary, "w")
-            return
-        temporary.touch()
-        super().__init__(temporary, "r+")
-        try:
-            if not _locked(self.fileno(), temporary):
-                raise _in_use(f"{path.name}: the file", "another process", path.parent, "file")
-            if os.fstat(self.fileno()).st_size < resume_at:
-                raise OSError("the unfinished file is shorter than noted")
-            self.truncate(resume_at)
-            self.seek(resume_at)
-        except OSError:
-            self.close()
-            raise
-
-    def write(self, content: Any) -> int:
-        """Write as much as the system accepts."""
-        with _blamed_on_the_folder(self.path):
-            return super().write(content)
-
-
-@contextmanager
-def locked_folder(folder: str | Path, wait: bool = False, name: str = ".lock") -> Iterator[None]:
-    """Keep other processes that use this name from writing to a folder at the same time."""
-    path = Path(folder) / name
-    while True:
-        with _blamed_on_the_folder(path):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            file = path.open("a+")
-        with file:
-            if not _locked(file.fileno(), path.parent):
-                file.seek(1)  # elsewhere than on Unix, the first byte cannot be read
-                holder = file.read() or "another process"
-                if not wait:
-                    raise _in_use("the folder", holder, path.parent, "folder")
-                print(f"{path.parent}: waiting for {holder}, which writes to it", file=sys.stderr)
-                lock_descriptor(file.fileno())
-            if os.fstat(file.fileno()).st_nlink == 0:
-                continue  # the process that had the lock has removed the file since it was opened
-            file.truncate(0)
-            file.write(f" process {os.getpid()} on {socket.gethostname()}")
-            file.flush()
-            try:
-                yield
-            finally:
-                if os.name == "posix":
-                    path.unlink(missing_ok=True)  # while it is locked, so no other process has it
-            return
-
-
-def _locked(descriptor: int, what: Path) -> bool:
-    """Lock an open file unless another process has; warn if files cannot be locked."""
-    try:
-        return lock_descriptor(descriptor, blocking=False)
-    except OSError as error:
-        text = f"{what} cannot be locked ({error.strerror or error})"
-        warnings.warn(f"{text}; let no other process write to it", stacklevel=5)
-        return True
-
-
-def _in_use(what: str, holder: str, folder: Path, kind: str) -> BlockingIOError:
-    wanted, got = "one process that writes to it", f"{holder}, which has not finished"
-    hint = f"wait, or use another {kind}"
-    return mismatch(BlockingIOError, f"{what} is in use", wanted, got, where=folder, hint=hint)
+        expected = "a folder that can be written"
+        raise mismatch(OSError, what, expected, got, where=path.parent, hint=hint) from error
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def existing(path: str | Path, what: str) -> Path:
@@ -188,8 +86,8 @@ class Lines:
     """
 
     def __init__(self, stream: io.BufferedIOBase, path: str) -> None:
-        self.path = "standard input" if path == "-" else path
-        self.name = Path(self.path).name
+        self.path = path
+        self.name = Path(path).name
         self.number = 0
         self._stream = stream
         # A strict codec would name a position in a block of the file instead of one in a line.
@@ -244,16 +142,13 @@ class Lines:
 
 @contextmanager
 def open_lines(path: str | Path) -> Iterator[Lines]:
-    """Open a text file, which may be compressed with gzip, or standard input for ``-``."""
+    """Open a text file, which may be compressed with gzip."""
+    path = existing(path, "a file")
     with ExitStack() as stack:
-        if str(path) == "-":
-            stream = cast(io.BufferedIOBase, sys.stdin.buffer)
-        else:
-            path = existing(path, "a file")
-            stream = stack.enter_context(path.open("rb"))
-            is_gzip = path.suffix.lower() == ".gz" or stream.read(2) == b"\x1f\x8b"
-            stream.seek(0)
-            stream = gzip.GzipFile(fileobj=stream) if is_gzip else stream
+        stream: Any = stack.enter_context(path.open("rb"))
+        is_gzip = path.suffix.lower() == ".gz" or stream.read(2) == b"\x1f\x8b"
+        stream.seek(0)
+        stream = gzip.GzipFile(fileobj=stream) if is_gzip else stream
         lines = Lines(stream, str(path))
         stack.callback(lines.detach)
         yield lines
@@ -269,32 +164,6 @@ def read_lines(path: str | Path) -> list[str]:
         what = f"{Path(path).name}: the file is empty"
         raise mismatch(ValueError, what, "at least one line", 0, where=path)
     return lines
-
-
-def check_checksums(path: str | Path) -> None:
-    """Compare the checksums in a file that torch has written, which ``torch.load`` does not."""
-    with ZipFile(path) as archive:
-        if (part := archive.testzip()) is not None:
-            raise BadZipFile(f"{part} does not match its checksum")
-
-
-def load_tensors(path: str | Path, kind: str, what: str) -> dict[str, Any]:
-    """Load a dictionary that was saved with its kind under ``"format"``."""
-    hint = "delete the file and create it again"
-    try:
-        check_checksums(path)
-        content = torch.load(path, weights_only=True, map_location="cpu")
-        found = content["format"]
-    except FileNotFoundError:
-        raise
-    except Exception as error:  # torch and pickle raise many classes for a corrupt file
-        what, got = f"{what}: the file cannot be read", f"{type(error).__name__}: {error}"
-        got = got.partition("\n")[0]
-        raise mismatch(ValueError, what, kind, got, where=path, hint=hint) from error
-    if found != kind:
-        what = f"{what}: the file is of a different kind"
-        raise mismatch(ValueError, what, kind, found, where=path, hint=hint)
-    return dict(content)
 
 
 def sha256_of(path: str | Path) -> str:
@@ -369,9 +238,10 @@ def _download(url: str, target: Path, what: str) -> None:
     # torch.hub.download_url_to_file has no timeout, and accepts a truncated file.
     with urllib.request.urlopen(url, timeout=30.0) as response, target.open("wb") as handle:
         promised = int(response.headers.get("Content-Length") or 0)
-        with Progress(f"{what}: {url}", "bytes", promised or None) as progress:
+        written = 0
+        with tqdm(desc=f"{what}: {url}", unit="B", unit_scale=True, total=promised or None) as bar:
             while chunk := response.read(1 << 16):
-                handle.write(chunk)
-                progress.update(len(chunk))
-    if progress.done < promised:
-        raise ConnectionError(f"it ended after {progress.done:,} of {promised:,} bytes")
+                written += handle.write(chunk)
+                bar.update(len(chunk))
+    if written < promised:
+        raise ConnectionError(f"it ended after {written:,} of {promised:,} bytes")

@@ -5,21 +5,29 @@ from typing import TypeVar
 
 from pyg_dynbatch.core.errors import checked_choice
 from pyg_dynbatch.model import Model, build, open_checkpoint
+from pyg_dynbatch.molecules.models import MoleculeModel, WeaveNet
+from pyg_dynbatch.molecules.schema import MoleculeSchema
 from pyg_dynbatch.predict import predict, predictions
 from pyg_dynbatch.trees.models import TreeClassifier, TreeEncoder
 from pyg_dynbatch.trees.schema import TreeSchema
 
 __all__ = [
     "Model",
+    "MoleculeModel",
+    "MoleculeSchema",
     "TreeClassifier",
     "TreeEncoder",
     "TreeSchema",
+    "WeaveNet",
     "load",
     "predict",
     "predictions",
 ]
 
-_MODELS: dict[str, type[Model]] = {"TreeClassifier": TreeClassifier}
+_MODELS: dict[str, type[Model]] = {
+    "MoleculeModel": MoleculeModel,
+    "TreeClassifier": TreeClassifier,
+}
 
 M = TypeVar("M", bound=Model)
 

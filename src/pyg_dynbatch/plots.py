@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pyg_dynbatch.console import optional
-from pyg_dynbatch.core.errors import mismatch
+from pyg_dynbatch.core.errors import mismatch, optional
 from pyg_dynbatch.files import write_atomically
 
 if TYPE_CHECKING:

@@ -1,6 +1,10 @@
 """Predict a file, texts or a data set with one model or the mean of several."""
 
+import argparse
+import csv
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -10,6 +14,7 @@ import torch
 from torch_geometric.data import Data
 
 from pyg_dynbatch.core.errors import mismatch
+from pyg_dynbatch.files import atomic_file
 from pyg_dynbatch.model import Model, Table, differences, evaluating, joined_columns
 
 
@@ -176,3 +181,80 @@ def _aligned(parts: Sequence[Table]) -> Table:
 def _blank(like: np.ndarray, rows: int) -> np.ndarray:
     fill = "" if like.dtype == object else np.nan
     return np.full((rows, *like.shape[1:]), fill, object if fill == "" else np.float64)
+
+
+# Tables -------------------------------------------------------------------------------------------
+
+
+def write_table(path: str | Path, parts: Iterable[Table]) -> int:
+    """Write tables one after another to a CSV file, or standard output for ``-``; count the rows.
+
+    A column with several values per row becomes several columns.
+    """
+    rows = 0
+    names: list[str] = []
+    opened: Any = nullcontext(sys.stdout)
+    if str(path) != "-":
+        opened = atomic_file(path, newline="", encoding="utf-8")
+    with opened as file:
+        writer = csv.writer(file)
+        for part in parts:
+            flat = _flat(part)
+            if not names:
+                # The first batch may have no fault, or nothing but faults.
+                names = [*(name for name in flat if name != "fault"), "fault"]
+                writer.writerow(names)
+            new = [name for name in flat if name not in names]
+            if new:
+                what = "predict: the columns of the table are only known after its first batch"
+                hint = "a first batch with a record that can be used: --batch-size"
+                raise mismatch(ValueError, what, ", ".join(names), ", ".join(new), hint=hint)
+            length = len(flat["example"])
+            blank = [""] * length
+            columns = [list(map(_cell, flat[name])) if name in flat else blank for name in names]
+            writer.writerows(zip(*columns, strict=True))
+            rows += length
+    return rows
+
+
+def _flat(table: Table) -> Table:
+    flat: Table = {}
+    for name, column in table.items():
+        if column.ndim > 1:
+            flat |= {f"{name}_{number}": part for number, part in enumerate(column.T)}
+        else:
+            flat[name] = column
+    return flat
+
+
+def _cell(value: Any) -> str:
+    """Write a number with the fewest digits that give it back, and NaN as an empty cell."""
+    if isinstance(value, float | np.floating):
+        return "" if np.isnan(value) else str(value).removesuffix(".0")
+    return str(value)
+
+
+def run_predict(words: Sequence[str]) -> None:
+    """Run ``pyg-dynbatch predict``."""
+    parser = argparse.ArgumentParser(
+        "pyg-dynbatch predict",
+        description="Predict a file with one or several checkpoints. The table has one row per "
+        "record, in the same order; a record that cannot be used has its fault there.",
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add("--checkpoint", nargs="+", required=True, metavar="CKPT", help="several are averaged")
+    add("--input", required=True, metavar="FILE", help="a file as in training, without targets too")
+    add("--output", default="-", metavar="TABLE", help="CSV file; - for standard output (default)")
+    add("--nodes", action="store_true", help="one row per node of trees, not one per tree")
+    add("--device", default="cpu", help="cpu (default), cuda, ...")
+    add("--batch-size", type=int, default=100, metavar="N", help="examples in a batch (100)")
+    options = parser.parse_args(words)
+    from pyg_dynbatch.models import load
+
+    models = [load(path).to(options.device) for path in options.checkpoint]
+    parts = predictions(
+        models, options.input, batch_size=options.batch_size, nodes=options.nodes
+    )
+    rows = write_table(options.output, parts)
+    print(f"predicted {rows:,} rows", file=sys.stderr)

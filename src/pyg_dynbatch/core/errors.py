@@ -1,6 +1,7 @@
 """Format errors in user input: up to five lines in Python, one on a command line."""
 
 from collections.abc import Iterable, Sequence
+from importlib import import_module
 from numbers import Real
 from operator import index, le, lt
 from typing import Any, SupportsIndex, TypeVar
@@ -46,6 +47,15 @@ def mismatch(
           got:      0
     """
     return kind(mismatch_text(what, expected, got, where=where, hint=hint))
+
+
+def optional(module: str, what: str, extra: str, expected: object = "") -> Any:
+    """Import a module that an extra of the package installs, or raise an error that names it."""
+    try:
+        return import_module(module)
+    except ImportError as error:
+        hint = f"pip install 'pyg_dynbatch[{extra}]'"
+        raise mismatch(ImportError, what, expected, error, hint=hint) from error
 
 
 def check_first_derivative(owner: str, hint: object = "") -> None:

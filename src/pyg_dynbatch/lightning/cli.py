@@ -36,9 +36,11 @@ class CLI(LightningCLI):
                 "logger": lazy_instance(CSVLogger, save_dir="runs", name="default"),
             },
             parser_kwargs={
-                name: {"exit_on_error": False} for name in ("fit", "validate", "test")
-            }
-            | {"exit_on_error": False, "prog": "pyg-dynbatch", "description": _DESCRIPTION},
+                "prog": "pyg-dynbatch",
+                "description": _DESCRIPTION,
+                **_STRICT,
+                **dict.fromkeys(("fit", "validate", "test"), _STRICT),
+            },
             args=args,
         )
 
@@ -99,7 +101,8 @@ class CLI(LightningCLI):
         if self.trainer.fast_dev_run:
             return
         if "test" in self.datamodule.splits:
-            self.trainer.test(self.model, self.datamodule, ckpt_path="best")
+            best = self.trainer.checkpoint_callback.best_model_path or None
+            self.trainer.test(self.model, self.datamodule, ckpt_path=best)
         if self.trainer.is_global_zero and self.trainer.log_dir:
             self._draw(Path(self.trainer.log_dir))
 
@@ -118,6 +121,9 @@ class CLI(LightningCLI):
             model.draw(folder, self.model.tested, self.datamodule.dataset("test"))
         print(f"run: {folder}, best checkpoint: {self.trainer.ckpt_path}")
 
+
+# A shortened option is more often a mistyped one.
+_STRICT = {"exit_on_error": False, "allow_abbrev": False}
 
 _DESCRIPTION = "Train and test networks over trees and molecules, and predict files."
 

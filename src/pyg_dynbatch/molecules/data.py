@@ -1,6 +1,6 @@
 """Molecules as PyG ``Data``, collated with the plan of their atom pairs."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from math import isqrt
 from typing import Any, NamedTuple
 
@@ -16,12 +16,10 @@ from pyg_dynbatch.core.structure import array_of, checksum
 from pyg_dynbatch.loading import (
     PlanningCollater,
     PlanningLoader,
-    RaggedColumns,
-    Segments,
     allow_batches,
     slices_of,
 )
-from pyg_dynbatch.molecules.features.pair_table import PairTable
+from pyg_dynbatch.molecules.pair_table import PairTable
 from pyg_dynbatch.nn.pairs import Pairs
 
 _NEVER_ROWS = ("pair_code", "descriptor", "y", "y_mask")
@@ -261,46 +259,6 @@ def bonds_of(pair_code: UInt8[Tensor, " pair"], table: PairTable) -> Int[Tensor,
 torch.serialization.add_safe_globals([MoleculeData])
 
 
-class MoleculeColumns(RaggedColumns):
-    """Molecules as one long column per field; ``columns[rows]`` selects several.
-
-    Packed data sets return it, so that no object is built per molecule.
-
-    Args:
-        num_atoms: Number of atoms of each molecule.
-        fields: The columns: tensors, or a list of strings for ``smiles``.
-        segments: The rows of each molecule in each column; computed by default.
-
-    Example:
-        >>> code = torch.tensor([0, 1, 0, 0], dtype=torch.uint8)
-        >>> pair = MoleculeColumns([2, 1], {"x": torch.ones(3, 4), "pair_code": code})
-        >>> len(pair), pair[0].pair_code.tolist(), pair[[1, 0]].merged().ptr.tolist()
-        (2, [0, 1, 0], [0, 1, 3])
-    """
-
-    kind = MoleculeData
-    named = frozenset({"x", "pair_code", "descriptor", "y", "y_mask", "smiles", "row"})
-    numbers = frozenset({"row"})
-
-    def __init__(
-        self,
-        num_atoms: Sequence[int] | Segments,
-        fields: Mapping[str, Any],
-        segments: Mapping[str, Segments] | None = None,
-    ) -> None:
-        nodes = num_atoms if isinstance(num_atoms, Segments) else Segments(num_atoms)
-        if segments is None:
-            pairs = Segments(nodes.sizes * (nodes.sizes + 1) // 2)
-            once = Segments(np.ones_like(nodes.sizes))
-            segments = dict.fromkeys(fields, once) | {"x": nodes, "pair_code": pairs}
-        super().__init__(nodes, fields, segments)
-
-    @property
-    def num_atoms(self) -> list[int]:
-        """Number of atoms of each molecule."""
-        return self.nodes.sizes.tolist()
-
-
 allow_batches(MoleculeData)
 
 
@@ -328,7 +286,6 @@ class MoleculeCollater(PlanningCollater):
         ([0, 2], [1, 3], 2)
     """
 
-    columns = MoleculeColumns
     needed = "pair_code"
 
     def __init__(
@@ -344,7 +301,7 @@ class MoleculeCollater(PlanningCollater):
         self.pair_table, self.pairs, self.self_pairs = pair_table, pairs, self_pairs
         self._kept = pair_table.kept(pairs, self_pairs)
 
-    def _attach(self, merged: Batch, quick: bool) -> None:
+    def _attach(self, merged: Batch) -> None:
         fields = merged.stores[0]
         code, starts = fields["pair_code"], (fields["ptr"], slices_of(merged)["pair_code"])
         sizes, found = (part[1:] - part[:-1] for part in map(array_of, starts))

@@ -1,69 +1,264 @@
-"""Data sets of molecules: packed folders, your own files, MoleculeNet, NCI."""
+"""Data sets of molecules: your own files, MoleculeNet, NCI."""
 
 import csv
 import gzip
 import hashlib
-import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import asdict, dataclass
+from abc import abstractmethod
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from itertools import islice
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
+from jaxtyping import Float
 from torch_geometric.datasets import MoleculeNet as PyGMoleculeNet
+from tqdm import tqdm
 
-from pyg_dynbatch.core.errors import mismatch
+from pyg_dynbatch.columns import Columns, Segments
+from pyg_dynbatch.core.errors import checked_choice, mismatch
+from pyg_dynbatch.dataset import ColumnsDataset
 from pyg_dynbatch.files import download_verified, open_lines, sha256_of
-from pyg_dynbatch.molecules.features.featurizer import MoleculeFeaturizer
-from pyg_dynbatch.molecules.features.rdkit_access import rdkit_data_folder
-from pyg_dynbatch.molecules.files.build import FeaturizeOptions, build_store
-from pyg_dynbatch.molecules.files.read import RawMolecule, TableOptions, read_molecules
-from pyg_dynbatch.molecules.files.store import FORMAT, Featurizer, PackedMolecules, Transform
+from pyg_dynbatch.molecules.chemistry import MoleculeError, rdkit_data_folder
+from pyg_dynbatch.molecules.data import MoleculeArrays, MoleculeData
+from pyg_dynbatch.molecules.featurizer import MoleculeFeaturizer
+from pyg_dynbatch.molecules.pair_table import PairTable
+from pyg_dynbatch.molecules.read import BadMolecule, RawMolecule, TableOptions, read_molecules
+from pyg_dynbatch.molecules.schema import MoleculeSchema, PropertyKind
+
+# Raise it when the meaning of a field changes: processed files are then made again.
+_FORMAT = "molecules.5"
+
+PART = 10_000
+"""Molecules that are written together, so that a killed run goes on after them."""
+
+_CHUNK = 64  # records that a process gets at a time
 
 
-def open_or_build(
-    root: str | Path | None,
-    name: str,
-    key: Mapping[str, str],
-    records: Iterable[RawMolecule],
-    featurizer: Featurizer | None,
-    *,
-    task_names: Sequence[str],
-    options: FeaturizeOptions,
-) -> PackedMolecules:
-    """Open the packed molecules of a source, or build them from its records."""
-    featurizer = featurizer or MoleculeFeaturizer()
-    folder = None
-    if root is not None:
-        # Not the policy for bad rows, so that a new one keeps the parts without bad rows.
-        parts = {**key, "format": FORMAT, "featurizer": featurizer.digest}
-        parts["tasks"] = json.dumps(list(task_names))
-        digest = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
-        folder = Path(root) / "processed" / f"{name.lower()}.{digest}"
-        # If it is unfinished or corrupt, build_store keeps its valid parts.
-        with suppress(FileNotFoundError, ValueError):
-            found = PackedMolecules(folder)
-            if not options.force and (found.header["bad"] == options.bad or not found.errors):
-                return found
-    # All ranks of a run get here at the same time; the others wait for the first.
-    given: Any = {"task_names": task_names, "options": options, "name": name}
-    return build_store(folder, records, featurizer, **given, wait=True)
+class MoleculeDataset(ColumnsDataset):
+    """Base of data sets of molecules: subclasses name their records.
+
+    Processing writes parts of 10,000 molecules, and joins them at the end: a run that was killed
+    goes on after the last part.
+
+    Args:
+        root: Folder for ``raw/`` and ``processed/``; None keeps the molecules in memory.
+        name: Name of the processed file.
+        key: All that the records depend on, as plain values.
+        targets: Names of the properties of a record.
+        kind_of_targets: ``"regression"``, ``"binary"`` or ``"multiclass"``.
+        featurizer: Describes a molecule; None for ``MoleculeFeaturizer()``.
+        bad: What to do with records that are not molecules: ``"raise"`` an error at the first one,
+            or ``"skip"`` and list them in ``errors``.
+        num_workers: Processes that featurize; scripts need ``if __name__ == "__main__":``.
+        **options: ``transform``, ``pre_transform`` and ``force_reload`` of PyG's data sets.
+
+    Raises:
+        ValueError: If a record is not a molecule, unless bad ones are skipped.
+        RuntimeError: If a process has died.
+    """
+
+    kind = MoleculeData
+
+    def __init__(
+        self,
+        root: str | Path | None,
+        name: str,
+        key: dict[str, Any],
+        targets: Sequence[str],
+        kind_of_targets: PropertyKind = "regression",
+        *,
+        featurizer: MoleculeFeaturizer | None = None,
+        bad: str = "skip",
+        num_workers: int = 0,
+        **options: Any,
+    ) -> None:
+        checked_choice(f"{type(self).__name__}: bad", bad, ("raise", "skip"))
+        self.target_names = tuple(targets)
+        self.kind_of_targets: PropertyKind = kind_of_targets
+        self.featurizer = featurizer or MoleculeFeaturizer()
+        self._bad = bad
+        self._num_workers = num_workers
+        content = {
+            "format": _FORMAT,
+            "targets": list(targets),
+            "featurizer": self.featurizer.spec(),
+            "bad": bad,
+        }
+        super().__init__(root, name, {**key, **content}, **options)
+
+    @abstractmethod
+    def records(self) -> Iterator[RawMolecule]:
+        """Return all records, as text."""
+
+    def build(self) -> dict[str, Columns]:
+        """Featurize all records in memory."""
+        parts = [self._featurized(records, run) for run, records in self._parts()]
+        return {self.name: self._joined(parts)}
+
+    def process(self) -> None:
+        """Featurize all records part by part, and join the parts."""
+        folder = Path(self.processed_dir)
+        name = self.processed_file_names
+        files: list[Path] = []
+        for run, records in self._parts():
+            file = folder / f"{name}.part{len(files)}"
+            if not file.is_file():
+                self._featurized(records, run).save(file)
+            files.append(file)
+        parts = [Columns.load(file, MoleculeData) for file in files]
+        self._joined(parts).save(folder / name)
+        for file in files:
+            file.unlink(missing_ok=True)
+
+    def _parts(self) -> Iterator[tuple[Any, list[RawMolecule]]]:
+        """Yield what maps a function over records, and the records of each part."""
+        records = tqdm(self.records(), desc=self.name, unit=" molecules", disable=None)
+        with ExitStack() as stack:
+            run: Any = map
+            if self._num_workers:
+                # Not forked: a process copied from one that runs threads may hang.
+                pool = ProcessPoolExecutor(self._num_workers, get_context("spawn"))
+                stack.enter_context(pool)
+                run = partial(pool.map, chunksize=_CHUNK)
+            while part := list(islice(records, PART)):
+                yield run, part
+
+    def _featurized(self, records: Sequence[RawMolecule], run: Any) -> Columns:
+        # Without the other columns of the file, of which there may be hundreds.
+        sent = [replace(record, extra={}, source=((), ())) for record in records]
+        try:
+            results = list(run(partial(featurized, self.featurizer), sent))
+        except BrokenProcessPool as error:
+            what = f"{type(self).__name__}: a process that featurized has died"
+            hint = "start again: finished parts are kept; fewer num_workers need less memory"
+            raise mismatch(RuntimeError, what, got=error, hint=hint) from error
+        molecules = [each for each in results if isinstance(each, MoleculeArrays)]
+        bad = [each for each in results if isinstance(each, BadMolecule)]
+        if bad and self._bad == "raise":
+            raise ValueError(bad[0].complaint(type(self).__name__))
+        columns = self._columns(molecules)
+        columns.facts = {"errors": [asdict(each) for each in bad]}
+        return columns
+
+    def _columns(self, molecules: Sequence[MoleculeArrays]) -> Columns:
+        """Join the arrays of molecules."""
+        atoms = np.array([len(each.x) for each in molecules], dtype=np.int64)
+        nodes = Segments(atoms)
+        pairs = Segments(atoms * (atoms + 1) // 2)
+        once = Segments(np.ones_like(atoms))
+        width = len(self.featurizer.atom_names)
+        rows = [np.empty((0, width), np.float32), *(each.x for each in molecules)]
+        codes = [np.empty(0, np.uint8), *(each.pair_code for each in molecules)]
+        fields: dict[str, Any] = {
+            "x": torch.from_numpy(np.concatenate(rows)),
+            "pair_code": torch.from_numpy(np.concatenate(codes)),
+            "smiles": [each.smiles or "" for each in molecules],
+            "row": torch.tensor([each.row or 0 for each in molecules], dtype=torch.long),
+        }
+        segments = {"x": nodes, "pair_code": pairs, "smiles": once, "row": once}
+        if self.featurizer.descriptor_names:
+            descriptors = np.array([each.descriptor for each in molecules], dtype=np.float32)
+            shape = (len(molecules), len(self.featurizer.descriptor_names))
+            fields["descriptor"] = torch.from_numpy(descriptors.reshape(shape))
+            segments["descriptor"] = once
+        if self.target_names:
+            targets = np.array([each.y for each in molecules], dtype=np.float64)
+            fields["y"] = torch.from_numpy(targets.reshape(len(molecules), len(self.target_names)))
+            fields["y_mask"] = ~torch.isnan(fields["y"])
+            segments |= {"y": once, "y_mask": once}
+        return Columns(MoleculeData, nodes, fields, segments, numbers=("row",))
+
+    def _joined(self, parts: Sequence[Columns]) -> Columns:
+        columns = Columns.joined(parts) if parts else self._columns([])
+        columns.facts = {"errors": [each for part in parts for each in part.facts["errors"]]}
+        if self.pre_transform is not None:
+            changed = Columns.of([self.pre_transform(example) for example in columns])
+            if changed is None:
+                what = f"{type(self).__name__}: the pre_transform gives molecules unequal fields"
+                raise mismatch(ValueError, what, "the same fields, dtypes and widths")
+            changed.facts = columns.facts
+            return changed
+        return columns
+
+    @property
+    def schema(self) -> MoleculeSchema:
+        """What a model needs to know about the molecules, with all pairs of atoms."""
+        return MoleculeSchema(self.target_names, self.kind_of_targets, featurizer=self.featurizer)
+
+    @property
+    def pair_table(self) -> PairTable:
+        """What the codes of the pairs mean."""
+        return self.featurizer.pair_table
+
+    @property
+    def sizes(self) -> list[int]:
+        """Number of pairs of atoms of every molecule, on which the time of a weave layer depends."""
+        return self._chosen(self.columns.segments["pair_code"].sizes).tolist()
+
+    @property
+    def targets(self) -> Float[np.ndarray, "molecule target"]:
+        """Targets, NaN where one is missing."""
+        return self._chosen(self._array("y", len(self.target_names)))
+
+    @property
+    def descriptors(self) -> Float[np.ndarray, "molecule descriptor"]:
+        """Descriptors of whole molecules, NaN where one is unknown."""
+        return self._chosen(self._array("descriptor", len(self.featurizer.descriptor_names)))
+
+    def _array(self, name: str, width: int) -> np.ndarray:
+        column: Any = self.columns.fields.get(name, torch.empty(len(self.columns), width))
+        return column.numpy()
+
+    def _chosen(self, values: np.ndarray) -> np.ndarray:
+        return values[list(self.indices())]
+
+    @property
+    def smiles(self) -> list[str]:
+        """The SMILES of every molecule, as given."""
+        texts: Any = self.columns.fields["smiles"]
+        return [texts[number] for number in self.indices()]
+
+    @property
+    def errors(self) -> list[BadMolecule]:
+        """The records that are not molecules."""
+        return [BadMolecule(**each) for each in self.columns.facts["errors"]]
 
 
-_STRICT = FeaturizeOptions(bad="raise")
+def featurized(
+    featurizer: MoleculeFeaturizer, record: RawMolecule
+) -> MoleculeArrays | BadMolecule:
+    """Featurize one record, or say why it is not a molecule."""
+    try:
+        text = record.text()
+        arrays = featurizer.arrays(text)
+    except MoleculeError as error:
+        text = record.smiles
+        return BadMolecule(record.row, record.where, text, error.reason, error.atom)
+    except Exception as error:
+        error.add_note(f"row {record.row} ({record.where}): {record.smiles!r}")
+        raise
+    return arrays._replace(smiles=(text or "").strip(), row=record.row, y=record.targets)
 
 
-class MoleculeFile(PackedMolecules):
+class MoleculeFile(MoleculeDataset):
     r"""Molecules of a CSV, TSV, SMILES or SDF file; featurized again when the file changes.
 
     Args:
         path: The file, which may be compressed by gzip.
-        root: Folder for ``processed/``; None to keep the packed molecules in memory.
+        root: Folder for ``processed/``; None to keep the molecules in memory.
         featurizer: None for ``MoleculeFeaturizer()``.
-        target_columns: Columns, or SDF properties, of the targets; none for a file to predict.
-        options: Policy for bad rows (by default, an error at the first one), processes.
-        transform: Applied to a molecule each time it is accessed.
+        target_columns: Columns, or SDF fields, of the targets; none for a file to predict.
+        kind_of_targets: ``"regression"``, ``"binary"`` or ``"multiclass"``.
         table: Column of the SMILES, and how cells are written.
+        bad: What to do with records that are not molecules: ``"raise"`` or ``"skip"``.
+        **options: As in :class:`~pyg_dynbatch.datasets.MoleculeDataset`.
 
     Raises:
         FileNotFoundError: If the file does not exist.
@@ -75,41 +270,55 @@ class MoleculeFile(PackedMolecules):
         >>> path = Path(tempfile.mkdtemp()) / "mine.csv"
         >>> size = path.write_text("smiles,melts\nCO,-97.6\nCCO,-114\n")
         >>> dataset = MoleculeFile(path, target_columns=["melts"])
-        >>> len(dataset), dataset.task_names, dataset.num_atoms.tolist()
-        (2, ('melts',), [2, 3])
+        >>> len(dataset), dataset.target_names, dataset.targets.tolist()
+        (2, ('melts',), [[-97.6], [-114.0]])
     """
 
     def __init__(
         self,
         path: str | Path,
         root: str | Path | None = None,
-        featurizer: Featurizer | None = None,
+        featurizer: MoleculeFeaturizer | None = None,
         target_columns: Sequence[str] = (),
-        options: FeaturizeOptions = _STRICT,
-        transform: Transform | None = None,
+        kind_of_targets: PropertyKind = "regression",
         table: TableOptions = TableOptions(),  # noqa: B008 - frozen
+        bad: str = "raise",
+        **options: Any,
     ) -> None:
-        tasks = tuple(target_columns)
-        # Before anything else, because its errors are the clearest.
-        records = read_molecules(path, target_columns=list(tasks), table=table)
-        key = {"file": sha256_of(path), "table": json.dumps(asdict(table))}
-        facts = (root, Path(path).name.partition(".")[0], key)
-        packed = open_or_build(*facts, records, featurizer, task_names=tasks, options=options)
-        super().__init__(packed, transform=transform)
+        self._path = path
+        self._table = table
+        self._columns_of_targets = list(target_columns)
+        self.records()  # before anything else, because its errors are the clearest
+        super().__init__(
+            root,
+            Path(path).name.partition(".")[0],
+            {"file": sha256_of(path), "table": asdict(table)},
+            target_columns,
+            kind_of_targets,
+            featurizer=featurizer,
+            bad=bad,
+            **options,
+        )
+
+    def records(self) -> Iterator[RawMolecule]:
+        """Read the file."""
+        return read_molecules(
+            self._path, target_columns=self._columns_of_targets, table=self._table
+        )
 
 
-_QM8_TASKS = tuple(
+_QM8_TARGETS = tuple(
     f"{what}-{method}" for method in ("CC2", "PBE0", "CAM") for what in ("E1", "E2", "f1", "f2")
 )
 
 
 @dataclass(frozen=True)
 class Member:
-    """A data set of MoleculeNet; `tasks` are names of columns, or the number of all columns."""
+    """A data set of MoleculeNet; `targets` are names of columns, or the number of all columns."""
 
     title: str
-    task_type: str
-    tasks: tuple[str, ...] | int
+    kind: PropertyKind
+    targets: tuple[str, ...] | int
     smiles_column: str = "smiles"
     also: tuple[str, ...] = ()  # other names of the file
 
@@ -127,7 +336,7 @@ MEMBERS = {
     "bace": Member("BACE", "binary", ("Class",), smiles_column="mol"),
     "muv": Member("MUV", "binary", 17),
     # The file has the PBE0 columns twice, for two basis sets.
-    "qm8": Member("QM8", "regression", _QM8_TASKS),
+    "qm8": Member("QM8", "regression", _QM8_TARGETS),
 }
 # Of the files with Unix line endings.
 SHA256 = {
@@ -140,7 +349,7 @@ SHA256 = {
 _ALIASES = {"lipophilicity": "lipo", "delaney": "esol", "sampl": "freesolv"}
 
 
-class MoleculeNet(PackedMolecules):
+class MoleculeNet(MoleculeDataset):
     r"""A data set of MoleculeNet: ESOL, FreeSolv, Lipophilicity, BBBP, Tox21, and others.
 
     The raw file is searched in `raw_dir`, or else in ``root/raw``, under its published name, as
@@ -155,8 +364,8 @@ class MoleculeNet(PackedMolecules):
         featurizer: None for ``MoleculeFeaturizer()``.
         raw_dir: Folder with the file.
         verify: Whether to raise an error if the file is not the published one.
-        options: Policy for bad rows (some sets have a few), processes.
-        transform: Applied to a molecule each time it is accessed.
+        **options: As in :class:`~pyg_dynbatch.datasets.MoleculeDataset`; some sets have a few bad
+            rows, which are skipped.
 
     Raises:
         ConnectionError: If there is no raw file and it cannot be downloaded.
@@ -171,7 +380,7 @@ class MoleculeNet(PackedMolecules):
         >>> folder = Path(tempfile.mkdtemp())
         >>> size = (folder / "freesolv.csv").write_text("iupac,smiles,expt,calc\nx,CO,-5.1,-3\n")
         >>> dataset = MoleculeNet(None, "FreeSolv", raw_dir=folder, verify=False)
-        >>> dataset.task_names, dataset.task_type, dataset[0].y.tolist()
+        >>> dataset.target_names, dataset.kind_of_targets, dataset[0].y.tolist()
         (('expt',), 'regression', [[-5.1]])
     """
 
@@ -179,24 +388,30 @@ class MoleculeNet(PackedMolecules):
         self,
         root: str | Path | None,
         name: str,
-        featurizer: Featurizer | None = None,
+        featurizer: MoleculeFeaturizer | None = None,
         raw_dir: str | Path | None = None,
         verify: bool = True,
-        options: FeaturizeOptions = FeaturizeOptions(),  # noqa: B008 - frozen
-        transform: Transform | None = None,
+        **options: Any,
     ) -> None:
         key, member = member_named(name)
-        path = _find(key, member, root, raw_dir)
+        self._member = member
+        self._path = _find(key, member, root, raw_dir)
         if verify and key in SHA256:
-            _check_content(path, SHA256[key], member.title)
-        tasks = _tasks_of(path, member)
-        table = TableOptions(smiles_column=member.smiles_column)
-        records = read_molecules(path, target_columns=list(tasks), table=table)
-        facts = (root, member.title, {"file": sha256_of(path)})
-        packed = open_or_build(*facts, records, featurizer, task_names=tasks, options=options)
-        super().__init__(packed, transform=transform)
-        self.name = member.title
-        self.task_type = member.task_type
+            _check_content(self._path, SHA256[key], member.title)
+        super().__init__(
+            root,
+            member.title.lower(),
+            {"file": sha256_of(self._path)},
+            _targets_of(self._path, member),
+            member.kind,
+            featurizer=featurizer,
+            **options,
+        )
+
+    def records(self) -> Iterator[RawMolecule]:
+        """Read the file."""
+        table = TableOptions(smiles_column=self._member.smiles_column)
+        return read_molecules(self._path, target_columns=list(self.target_names), table=table)
 
 
 def member_named(name: str) -> tuple[str, Member]:
@@ -238,27 +453,26 @@ def _check_content(path: Path, sha256: str, title: str) -> None:
         raise mismatch(ValueError, what, expected, got, where=path, hint=hint)
 
 
-def _tasks_of(path: Path, member: Member) -> tuple[str, ...]:
-    if isinstance(member.tasks, tuple):
-        return member.tasks
+def _targets_of(path: Path, member: Member) -> tuple[str, ...]:
+    if isinstance(member.targets, tuple):
+        return member.targets
     with open_lines(path) as lines:
         columns = next(csv.reader(lines), [])
-    tasks = tuple(name for name in columns if name not in (member.smiles_column, "mol_id"))
-    if len(tasks) != member.tasks:
+    targets = tuple(name for name in columns if name not in (member.smiles_column, "mol_id"))
+    if len(targets) != member.targets:
         what = f"MoleculeNet: the columns of {path.name} are not those of {member.title}"
-        got = f"{len(tasks)}: {', '.join(tasks[:8])}"
-        raise mismatch(ValueError, what, f"{member.tasks} columns of targets", got, where=path)
-    return tasks
+        got = f"{len(targets)}: {', '.join(targets[:8])}"
+        raise mismatch(ValueError, what, f"{member.targets} columns of targets", got, where=path)
+    return targets
 
 
-class NCI(PackedMolecules):
+class NCI(MoleculeDataset):
     """4,999 molecules that come with RDKit, and their polar surface areas ``TPSA`` in Å².
 
     Args:
-        root: Folder for ``processed/``; None to keep the packed molecules in memory.
+        root: Folder for ``processed/``; None to keep the molecules in memory.
         featurizer: None for ``MoleculeFeaturizer()``.
-        options: Policy for bad rows, processes.
-        transform: Applied to a molecule each time it is accessed.
+        **options: As in :class:`~pyg_dynbatch.datasets.MoleculeDataset`.
 
     Raises:
         FileNotFoundError: If this RDKit comes without the file.
@@ -272,27 +486,26 @@ class NCI(PackedMolecules):
         ('CC1=CC(=O)C=CC1=O', [[34.14]])
     """
 
-    task_type = "regression"
-
     def __init__(
         self,
         root: str | Path | None = None,
-        featurizer: Featurizer | None = None,
-        options: FeaturizeOptions = FeaturizeOptions(),  # noqa: B008 - frozen
-        transform: Transform | None = None,
+        featurizer: MoleculeFeaturizer | None = None,
+        **options: Any,
     ) -> None:
-        path = rdkit_data_folder() / "NCI" / "first_5k.tpsa.csv"
-        if not path.is_file():
-            what, hint = "NCI: this RDKit lacks the file", "pip install --force-reinstall rdkit"
-            raise mismatch(FileNotFoundError, what, path.name, where=path, hint=hint)
-        facts = (root, "NCI", {"file": sha256_of(path)}, _read_nci(path))
-        packed = open_or_build(*facts, featurizer, task_names=("TPSA",), options=options)
-        super().__init__(packed, transform=transform)
+        self._path = rdkit_data_folder() / "NCI" / "first_5k.tpsa.csv"
+        if not self._path.is_file():
+            what = "NCI: this RDKit lacks the file"
+            hint = "pip install --force-reinstall rdkit"
+            raise mismatch(
+                FileNotFoundError, what, self._path.name, where=self._path, hint=hint
+            )
+        key = {"file": sha256_of(self._path)}
+        super().__init__(root, "nci", key, ["TPSA"], featurizer=featurizer, **options)
 
-
-def _read_nci(path: Path) -> Iterator[RawMolecule]:
-    with open_lines(path) as lines:
-        for row, line in enumerate(line for line in lines if not line.startswith("#")):
-            smiles, _, value = line.rpartition(",")
-            where = f"{path.name}:{lines.number}"
-            yield RawMolecule(row, where, smiles, targets=(float(value),))
+    def records(self) -> Iterator[RawMolecule]:
+        """Read the file, which has no line of column names."""
+        with open_lines(self._path) as lines:
+            for row, line in enumerate(line for line in lines if not line.startswith("#")):
+                smiles, _, value = line.rpartition(",")
+                where = f"{self._path.name}:{lines.number}"
+                yield RawMolecule(row, where, smiles, targets=(float(value),))

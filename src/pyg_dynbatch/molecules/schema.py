@@ -1,12 +1,17 @@
-"""What a model of molecules needs to know about its training data."""
+"""What a model of molecules knows about its data: featurizer, properties, pairs of atoms."""
 
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal, get_args
 
 from pyg_dynbatch.core.errors import checked_choice, mismatch
-from pyg_dynbatch.molecules.features.pair_table import PairTable
-from pyg_dynbatch.prediction import differences
+from pyg_dynbatch.molecules.chemistry import MoleculeError
+from pyg_dynbatch.molecules.data import MoleculeCollater
+from pyg_dynbatch.molecules.featurizer import MoleculeFeaturizer
+from pyg_dynbatch.molecules.pair_table import PairTable
+from pyg_dynbatch.molecules.read import FORMATS, RawMolecule, TableOptions, read_molecules
+from pyg_dynbatch.predict import Record
 
 PropertyKind = Literal["regression", "binary", "multiclass"]
 
@@ -15,100 +20,107 @@ PropertyKind = Literal["regression", "binary", "multiclass"]
 class MoleculeSchema:
     """How molecules are featurized, and what the outputs of a model mean.
 
-    Every checkpoint contains it, as plain values, so that no other file is needed to predict.
+    A checkpoint of the model holds it, so that no other file is needed to predict.
 
     Args:
-        featurizer: The ``spec`` of the featurizer; empty if the molecules were made without one.
-        atom_channels: Number of features of an atom.
-        pair_table: What the pair codes mean.
-        task_names: Names of the properties.
-        kind: ``regression``, ``binary`` or ``multiclass``.
+        targets: Names of the properties.
+        kind: ``"regression"``, ``"binary"`` (0 or 1) or ``"multiclass"`` (0, 1, ...).
         num_classes: Classes of a ``multiclass`` property.
-        pairs: Which pairs are used, as in ``MoleculeCollater``.
+        featurizer: Describes a molecule.
+        pairs: Pairs of atoms that the model sees: ``"all"``, ``"connected"`` (within a fragment),
+            ``"bonds"``, or the largest number of bonds between two atoms, 1 to 7.
         self_pairs: Whether each atom is also paired with itself.
+        smiles_column: Column of the SMILES in the table of the training; None for ``smiles``.
 
     Raises:
-        ValueError: If there is no property, two have the same name, or the kind is unknown.
+        ValueError: If there is no property, two have the same name, or an option is unknown.
 
     Example:
-        >>> import torch
-        >>> table = PairTable(torch.tensor([[0.0], [1.0]]), ("bonded",), torch.tensor([0, 1]))
-        >>> schema = MoleculeSchema({}, 27, table, ("logS",))
-        >>> MoleculeSchema.from_dict(schema.as_dict()) == schema, schema.num_outputs
-        (True, 1)
+        >>> schema = MoleculeSchema(("logS",), pairs="bonds")
+        >>> MoleculeSchema.of(schema.as_dict()).num_outputs
+        1
+        >>> schema.record("CO").data.num_nodes
+        2
     """
 
-    featurizer: Mapping[str, Any]
-    atom_channels: int
-    pair_table: PairTable
-    task_names: tuple[str, ...]
+    targets: tuple[str, ...]
     kind: PropertyKind = "regression"
     num_classes: int = 2
+    featurizer: MoleculeFeaturizer = field(default_factory=MoleculeFeaturizer)
     pairs: str | int = "all"
     self_pairs: bool = True
+    smiles_column: str | None = None
 
     def __post_init__(self) -> None:
-        """Check properties and kind."""
-        names = self.task_names
+        """Check properties and pairs."""
+        names = tuple(self.targets)
+        object.__setattr__(self, "targets", names)
         if not names or len(set(names)) != len(names):
             what = "MoleculeSchema: the names of the properties cannot be used"
             got = ", ".join(names) or "none"
             raise mismatch(ValueError, what, "at least one name, all different", got)
-        kinds = get_args(PropertyKind)
-        checked_choice("MoleculeSchema: unknown kind of property", self.kind, kinds)
+        checked_choice("MoleculeSchema: kind", self.kind, get_args(PropertyKind))
         if self.kind == "multiclass" and self.num_classes < 2:
             what = "MoleculeSchema: too few classes"
             raise mismatch(ValueError, what, "at least 2", self.num_classes)
+        self.pair_table.kept(self.pairs, self.self_pairs)
+
+    @classmethod
+    def of(cls, schema: "MoleculeSchema | Mapping[str, Any]") -> "MoleculeSchema":
+        """Return a schema, also from what :meth:`as_dict` has returned."""
+        if isinstance(schema, MoleculeSchema):
+            return schema
+        featurizer = MoleculeFeaturizer.from_spec(schema["featurizer"])
+        return cls(**{**schema, "featurizer": featurizer})
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the schema as plain values."""
+        return {
+            "targets": list(self.targets),
+            "kind": self.kind,
+            "num_classes": self.num_classes,
+            "featurizer": self.featurizer.spec(),
+            "pairs": self.pairs,
+            "self_pairs": self.self_pairs,
+            "smiles_column": self.smiles_column,
+        }
 
     @property
-    def num_tasks(self) -> int:
-        """Number of properties."""
-        return len(self.task_names)
-
-    @property
-    def descriptor_names(self) -> tuple[str, ...]:
-        """Names of the descriptors of whole molecules; often none."""
-        parts = self.featurizer.get("descriptors", ())
-        return tuple(name for part in parts for name in part["names"])
+    def pair_table(self) -> PairTable:
+        """What the codes of the pairs mean."""
+        return self.featurizer.pair_table
 
     @property
     def num_outputs(self) -> int:
         """Number of outputs of a model for one molecule."""
-        return self.num_tasks * (self.num_classes if self.kind == "multiclass" else 1)
+        return len(self.targets) * (self.num_classes if self.kind == "multiclass" else 1)
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return the schema as plain values, which :meth:`from_dict` reads."""
-        return {
-            **{field.name: getattr(self, field.name) for field in fields(self)},
-            "featurizer": dict(self.featurizer),
-            "pair_table": self.pair_table.as_dict(),
-            "task_names": list(self.task_names),
-        }
+    def collater(self) -> MoleculeCollater:
+        """Return what merges molecules to a batch."""
+        return MoleculeCollater(self.pair_table, self.pairs, self.self_pairs)
 
-    @classmethod
-    def from_dict(cls, content: Any) -> "MoleculeSchema":
-        """Build the schema that :meth:`as_dict` has written, or raise ``ValueError``."""
-        names = [field.name for field in fields(cls)]
-        if not isinstance(content, Mapping) or any(name not in content for name in names):
-            what, hint = "MoleculeSchema: this does not describe molecules", "such as NCIData gives"
-            got = sorted(content) if isinstance(content, Mapping) else type(content).__name__
-            raise mismatch(ValueError, what, f"a mapping with {', '.join(names)}", got, hint=hint)
-        values = {name: content[name] for name in names}
-        values["pair_table"] = PairTable.from_dict(values["pair_table"])
-        values["task_names"] = tuple(values["task_names"])
-        return cls(**values)
+    def read(self, path: str | Path) -> Iterator[Record]:
+        """Read a CSV, TSV, SMILES or SDF file; every record keeps its columns."""
+        suffix = Path(str(path).lower().removesuffix(".gz")).suffix
+        is_table = FORMATS.get(suffix) in ("csv", "tsv")
+        table = TableOptions(smiles_column=self.smiles_column if is_table else None)
+        for raw in read_molecules(path, table=table):
+            names, cells = raw.source
+            texts: dict[str, object] = dict(zip(names, cells, strict=True))
+            if not names:
+                texts = {"smiles": raw.smiles or "", "name": raw.name or ""}
+            yield self._record(raw, texts)
 
+    def record(self, molecule: Any) -> Record:
+        """Read one molecule: a SMILES, or an ``rdkit.Chem.Mol``."""
+        texts = {"smiles": molecule} if isinstance(molecule, str) else {}
+        try:
+            return Record(self.featurizer(molecule), texts)
+        except MoleculeError as error:
+            return Record(None, texts, error.reason)
 
-def check_same(
-    what: str,
-    ours: Mapping[str, Any],
-    theirs: Mapping[str, Any],
-    hint: str,
-    ignored: Collection[str] = (),
-) -> None:
-    """Raise an error that names all values in which two nested descriptions differ."""
-    found = [part for part in differences(ours, theirs) if part[0] not in ignored]
-    if found:
-        expected = "; ".join(f"{name}: {str(own):.80}" for name, own, _ in found)
-        got = "; ".join(f"{name}: {str(other):.80}" for name, _, other in found)
-        raise mismatch(ValueError, what, expected, got, hint=hint)
+    def _record(self, raw: RawMolecule, texts: Mapping[str, object]) -> Record:
+        try:
+            return Record(self.featurizer(raw.text()), texts)
+        except MoleculeError as error:
+            return Record(None, texts, f"{raw.where}: {error.reason}")

@@ -12,8 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pyg_dynbatch.console import optional
-from pyg_dynbatch.core.errors import checked_choice, describe_value, mismatch
+from pyg_dynbatch.core.errors import checked_choice, describe_value, mismatch, optional
 from pyg_dynbatch.core.structure import depth_of, longest_paths, roots_of
 from pyg_dynbatch.trees.data import DynTreeData, children_of, depths_below
 from pyg_dynbatch.trees.words import Vocabulary
@@ -724,69 +723,3 @@ def to_bracketed(data: DynTreeData, vocabulary: Vocabulary) -> str:
 
 
 _OUTSIDE = -1  # a token that belongs to no tree, such as punctuation in collapsed dependencies
-
-
-def parse_parents(line: str, words: Sequence[str], where: str = "") -> ParsedTree:
-    """Read parent pointers as the Tree-LSTM release writes them.
-
-    The i-th number is the parent of node i, counted from 1; 0 marks the root and -1 a token that
-    is left out. The first nodes are the words; in a constituency tree the inner nodes
-    follow. Siblings are ordered by position in the sentence: of the word itself, or of the first
-    word below.
-
-    Args:
-        line: The numbers, divided by spaces.
-        words: The words of the sentence.
-        where: File and line, for messages.
-
-    Raises:
-        ValueError: If a number is not an integer or names no node, if there are fewer numbers than
-            words, if there is not exactly one root, or if the pointers form a cycle.
-
-    Example:
-        >>> tree = parse_parents("2 0 2", ["Cats", "chase", "mice"])
-        >>> tree.tokens, tree.parents, tree.slots, tree.depths
-        (['Cats', 'chase', 'mice'], [1, -1, 1], [0, 0, 1], [0, 1, 0])
-    """
-
-    def wrong(problem: str, got: object) -> ValueError:
-        expected = "for each node the number of its parent from 1, 0 for the root, -1 if outside"
-        return mismatch(ValueError, f"parent pointers: {problem}", expected, got, where=where)
-
-    try:
-        pointers = [int(piece) for piece in line.split()]
-    except ValueError as error:
-        raise wrong("a parent pointer is not an integer", error) from error
-    if len(pointers) < len(words):
-        got = f"{len(pointers)} pointers for {len(words)} words"
-        raise wrong("there are fewer parent pointers than words", got)
-    kept = [node for node, pointer in enumerate(pointers) if pointer != _OUTSIDE]
-    number = {node + 1: at for at, node in enumerate(kept)} | {0: NO_PARENT}
-    for node in kept:
-        if pointers[node] not in number:
-            raise wrong(f"the parent of node {node + 1} is not in the tree", pointers[node])
-    parents = [number[pointers[node]] for node in kept]
-    if parents.count(NO_PARENT) != 1:
-        raise wrong("there is not exactly one root", f"{parents.count(NO_PARENT)} zeros")
-    tokens = [words[node] if node < len(words) else None for node in kept]
-    tree = ParsedTree([UNLABELLED] * len(kept), tokens, parents)
-    parent_of = np.array(parents)
-    child = np.flatnonzero(parent_of != NO_PARENT)
-    depths = longest_paths(child, parent_of[child], len(parents))
-    if (depths < 0).any():
-        stuck = [kept[node] + 1 for node in np.flatnonzero(depths < 0)]
-        raise wrong("the parent pointers form a cycle", f"nodes {stuck[:10]}")
-    tree.depths = depths.tolist()
-    _order_siblings(tree)
-    return tree
-
-
-def _order_siblings(tree: ParsedTree) -> None:
-    """Number siblings by their own word or, in inner nodes without one, the first word below."""
-    nodes = range(len(tree))
-    first = [len(tree) if token is None else node for node, token in enumerate(tree.tokens)]
-    for node in sorted(nodes, key=tree.depths.__getitem__):
-        above = tree.parents[node]
-        if above != NO_PARENT and tree.tokens[above] is None:
-            first[above] = min(first[above], first[node])
-    _number_siblings(tree, sorted(nodes, key=first.__getitem__))

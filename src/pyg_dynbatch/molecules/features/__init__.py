@@ -1,1 +1,0 @@
-"""Features of atoms, pairs and whole molecules, computed with RDKit."""

@@ -1,1 +1,0 @@
-"""Read, featurize and store files of molecules."""

@@ -1,1 +1,0 @@
-"""Work on files of molecules: predict, featurize."""
