@@ -6,6 +6,7 @@ import os
 import re
 import sys
 import textwrap
+import warnings
 from collections.abc import Sequence
 from pydoc import locate
 from typing import Any
@@ -17,7 +18,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run a command line, and return its exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
     try:
-        return _run(words)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="`isinstance\\(treespec, LeafSpec\\)`")
+            warnings.filterwarnings("ignore", message=".*does not have many workers")
+            warnings.filterwarnings("ignore", message=".*smaller than the logging interval")
+            return _run(words)
     except SystemExit as end:  # after --help
         return int(end.code or 0)
     except Exception as error:
@@ -65,21 +70,37 @@ def short(message: str) -> str:
     lines = [line.strip() for line in message.splitlines()]
     lines = [line.removeprefix("- ") for line in lines if not _TYPES.search(line)]
     text = "\n  ".join(lines[:4])
-    text = re.sub(r"<class '(?:\w+\.)*(\w+)'>", r"\1", text)
-    text = re.sub(r"typing\.Literal\[(.*?)\]", r"one of \1", text)
+    for pattern, plain in _PLAIN.items():
+        text = re.sub(pattern, plain, text)
     named = _CLASS.search(message)
     unknown = re.search(r"Option '(\w+)' is not accepted|unrecognized arguments", message)
     if named is not None and unknown is not None:
         text += f"\n  allowed: {_options_of(named[1])}"
-    elif named is None and "dot import path string" in message:
+    elif "dot import path string" in message and named is None:
         text += f"\n  allowed: {_classes(message)}"
+    elif unknown is not None or "arguments are required: fit" in message:
+        text += "\n  see 'pyg-dynbatch fit --help'; --config listops.yaml is a complete example"
     return text
 
 
+# Types and classes as Python writes them, and in plain words.
+_PLAIN = {
+    r"Parser key": "option",
+    r"Problem with given class_path '(?:\w+\.)*(\w+)':": r"of \1:",
+    r"a <class '(?:\w+\.)*(\w+)'>": r"\1",
+    r"a typing\.Literal\[(.*?)\]": r"one of \1",
+    r"a dot import path string": "the name of a class",
+    r"\.? Got value: Namespace.*": "",
+    r"'validate', 'test'\)": "'validate', 'test', 'predict')",
+}
+
+
 def _options_of(path: str) -> str:
+    from jsonargparse import ArgumentParser
+
     kind: Any = locate(path)
-    names = [name for name in inspect.signature(kind).parameters if name != "schema"]
-    return textwrap.shorten(", ".join(names), 300)
+    names = ArgumentParser().add_class_arguments(kind, fail_untyped=False)
+    return textwrap.shorten(", ".join(name for name in names if name != "schema"), 300)
 
 
 def _classes(message: str) -> str:

@@ -16,7 +16,7 @@ from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.lightning.callbacks import RandomState
 from pyg_dynbatch.lightning.data import DataModule
 from pyg_dynbatch.lightning.task import Task
-from pyg_dynbatch.model import Model
+from pyg_dynbatch.models import Model  # with all models, which are then found by their names
 
 
 class CLI(LightningCLI):
