@@ -36,14 +36,37 @@ def _run(words: list[str]) -> int:
     if words[:1] == ["--version"]:
         print(__version__)
     elif words[:1] == ["predict"]:
-        from pyg_dynbatch.predict import run_predict
-
-        run_predict(words[1:])
+        predict(words[1:])
     else:
         from pyg_dynbatch.lightning.cli import CLI
 
         CLI(words or ["--help"])
     return 0
+
+
+def predict(words: Sequence[str]) -> None:
+    """Run ``pyg-dynbatch predict``."""
+    parser = argparse.ArgumentParser(
+        "pyg-dynbatch predict",
+        description="Predict a file with one or several checkpoints. The table has one row per "
+        "record, in the same order; a record that cannot be used has its fault there.",
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add("--checkpoint", nargs="+", required=True, metavar="CKPT", help="several are averaged")
+    add("--input", required=True, metavar="FILE", help="a file as in training, without targets too")
+    add("--output", default="-", metavar="TABLE", help="CSV file; - for standard output (default)")
+    add("--nodes", action="store_true", help="one row per node of trees, not one per tree")
+    add("--device", default="cpu", help="cpu (default), cuda, ...")
+    add("--batch-size", type=int, default=100, metavar="N", help="examples in a batch (100)")
+    options = parser.parse_args(words)
+    from pyg_dynbatch.models import Model, load, predictions
+    from pyg_dynbatch.predict import write_table
+
+    models: list[Model] = [load(path).to(options.device) for path in options.checkpoint]
+    parts = predictions(models, options.input, batch_size=options.batch_size, nodes=options.nodes)
+    rows = write_table(options.output, parts)
+    print(f"predicted {rows:,} rows", file=sys.stderr)
 
 
 def is_complaint(error: Exception) -> bool:
@@ -115,7 +138,8 @@ def _classes(message: str) -> str:
 
 def _names_of(base: type) -> list[str]:
     names: list[str] = []
-    for kind in base.__subclasses__():
+    kinds: list[type] = base.__subclasses__()
+    for kind in kinds:
         names += [] if inspect.isabstract(kind) else [kind.__name__]
         names += _names_of(kind)
     return names

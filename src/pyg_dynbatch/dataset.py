@@ -47,9 +47,7 @@ class ColumnsDataset(Dataset):
         self._digest = hashlib.sha256(text.encode()).hexdigest()[:16]
         self._file: str | None = None
         folder = None if root is None else str(root)
-        super().__init__(
-            folder, transform, pre_transform, log=False, force_reload=force_reload
-        )
+        super().__init__(folder, transform, pre_transform, log=False, force_reload=force_reload)
         if folder is None:
             self.columns = self.build()[name]
         else:

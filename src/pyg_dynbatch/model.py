@@ -205,9 +205,7 @@ def check_same_model(model: Model, contents: Mapping[str, Any], where: object = 
             raise mismatch(ValueError, what, expected, f"{name}: {str(saved):.80}", where=where)
 
 
-def differences(
-    ours: Mapping[str, Any], theirs: Mapping[str, Any]
-) -> dict[str, tuple[Any, Any]]:
+def differences(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
     """Return all values in which two nested mappings differ, under names joined by points."""
     found: dict[str, tuple[Any, Any]] = {}
     for name in {**ours, **theirs}:

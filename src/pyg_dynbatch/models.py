@@ -24,10 +24,7 @@ __all__ = [
     "predictions",
 ]
 
-_MODELS: dict[str, type[Model]] = {
-    "MoleculeModel": MoleculeModel,
-    "TreeClassifier": TreeClassifier,
-}
+_MODELS: dict[str, type[Model]] = {"MoleculeModel": MoleculeModel, "TreeClassifier": TreeClassifier}
 
 M = TypeVar("M", bound=Model)
 

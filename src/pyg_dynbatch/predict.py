@@ -1,6 +1,5 @@
 """Predict a file, texts or a data set with one model or the mean of several."""
 
-import argparse
 import csv
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -33,11 +32,7 @@ class Record(NamedTuple):
 
 
 def predict(
-    models: Model | Sequence[Model],
-    source: Any,
-    *,
-    batch_size: int = 100,
-    nodes: bool = False,
+    models: Model | Sequence[Model], source: Any, *, batch_size: int = 100, nodes: bool = False
 ) -> Table:
     """Predict all examples of a source with one model, or the mean of several.
 
@@ -75,11 +70,7 @@ def predict(
 
 
 def predictions(
-    models: Model | Sequence[Model],
-    source: Any,
-    *,
-    batch_size: int = 100,
-    nodes: bool = False,
+    models: Model | Sequence[Model], source: Any, *, batch_size: int = 100, nodes: bool = False
 ) -> Iterator[Table]:
     """Predict a source batch by batch, in constant memory, as :func:`predict` does."""
     members = [models] if isinstance(models, Model) else list(models)
@@ -171,9 +162,7 @@ def _aligned(parts: Sequence[Table]) -> Table:
     complete = []
     for part in parts:
         rows = len(part["example"])
-        absent = {
-            name: _blank(column, rows) for name, column in widest.items() if name not in part
-        }
+        absent = {name: _blank(column, rows) for name, column in widest.items() if name not in part}
         complete.append({**part, **absent})
     return joined_columns([{name: part[name] for name in names} for part in complete])
 
@@ -232,29 +221,3 @@ def _cell(value: Any) -> str:
     if isinstance(value, float | np.floating):
         return "" if np.isnan(value) else str(value).removesuffix(".0")
     return str(value)
-
-
-def run_predict(words: Sequence[str]) -> None:
-    """Run ``pyg-dynbatch predict``."""
-    parser = argparse.ArgumentParser(
-        "pyg-dynbatch predict",
-        description="Predict a file with one or several checkpoints. The table has one row per "
-        "record, in the same order; a record that cannot be used has its fault there.",
-        allow_abbrev=False,
-    )
-    add = parser.add_argument
-    add("--checkpoint", nargs="+", required=True, metavar="CKPT", help="several are averaged")
-    add("--input", required=True, metavar="FILE", help="a file as in training, without targets too")
-    add("--output", default="-", metavar="TABLE", help="CSV file; - for standard output (default)")
-    add("--nodes", action="store_true", help="one row per node of trees, not one per tree")
-    add("--device", default="cpu", help="cpu (default), cuda, ...")
-    add("--batch-size", type=int, default=100, metavar="N", help="examples in a batch (100)")
-    options = parser.parse_args(words)
-    from pyg_dynbatch.models import load
-
-    models = [load(path).to(options.device) for path in options.checkpoint]
-    parts = predictions(
-        models, options.input, batch_size=options.batch_size, nodes=options.nodes
-    )
-    rows = write_table(options.output, parts)
-    print(f"predicted {rows:,} rows", file=sys.stderr)

@@ -98,10 +98,11 @@ class CLI(LightningCLI):
 
     def after_fit(self) -> None:
         """Test the best checkpoint, and draw learning curve and predictions."""
-        if self.trainer.fast_dev_run:
+        trainer: Any = self.trainer
+        if trainer.fast_dev_run:
             return
         if "test" in self.datamodule.splits:
-            best = self.trainer.checkpoint_callback.best_model_path or None
+            best = trainer.checkpoint_callback.best_model_path or None
             self.trainer.test(self.model, self.datamodule, ckpt_path=best)
         if self.trainer.is_global_zero and self.trainer.log_dir:
             self._draw(Path(self.trainer.log_dir))

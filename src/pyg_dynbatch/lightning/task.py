@@ -32,9 +32,9 @@ class Task(pl.LightningModule):
     Args:
         model: What is trained.
         optimizer: Makes the optimizer from the parameter groups of the model.
-        rate: ``"constant"``; ``"cosine"``, which falls to 0 along half a cosine; or ``"one_cycle"``,
-            which rises from a twenty-fifth in the first 30 % of the steps and then falls to 0
-            (Smith, Topin 2018, arXiv:1708.07120, as in torch's ``OneCycleLR``).
+        rate: ``"constant"``; ``"cosine"``, which falls to 0 along half a cosine; or
+            ``"one_cycle"``, which rises from a twenty-fifth in the first 30 % of the steps and then
+            falls to 0 (Smith, Topin 2018, arXiv:1708.07120, as in torch's ``OneCycleLR``).
 
     Example:
         >>> from pyg_dynbatch.models import TreeClassifier, TreeSchema
@@ -62,7 +62,7 @@ class Task(pl.LightningModule):
         """Let the model start from the training set; a checkpoint is restored after this."""
         if isinstance(self.trainer.precision_plugin, DoublePrecision):
             self.double()  # Lightning does so after it has restored the weights
-        data = getattr(self.trainer, "datamodule", None)
+        data: Any = getattr(self.trainer, "datamodule", None)
         if stage == "fit" and hasattr(data, "dataset") and not self.model.is_started:
             self.model.start_from(data.dataset("train"))
             self.model.is_started.fill_(True)
@@ -129,7 +129,9 @@ class Task(pl.LightningModule):
         return {"loss": total / count} if count else {}
 
     def _table(self) -> Table:
-        own = [{name: value.cpu().numpy() for name, value in part.items()} for part in self._columns]
+        own = [
+            {name: value.cpu().numpy() for name, value in part.items()} for part in self._columns
+        ]
         parts = [columns for part in self._of_all_ranks(own) for columns in part]
         self._columns = []
         return joined_columns(parts) if parts else {}
@@ -162,9 +164,7 @@ class Task(pl.LightningModule):
             scheduler: Any = CosineAnnealingLR(optimizer, T_max=int(steps))
         else:
             rates = [group["lr"] for group in optimizer.param_groups]
-            scheduler = OneCycleLR(
-                optimizer, rates, total_steps=int(steps), cycle_momentum=False
-            )
+            scheduler = OneCycleLR(optimizer, rates, total_steps=int(steps), cycle_momentum=False)
         return {
             "optimizer": optimizer,
             "lr_scheduler": {"scheduler": scheduler, "interval": "step"},

@@ -13,12 +13,7 @@ from torch_geometric.utils import to_undirected
 
 from pyg_dynbatch.core.errors import describe_value, mismatch
 from pyg_dynbatch.core.structure import array_of, checksum
-from pyg_dynbatch.loading import (
-    PlanningCollater,
-    PlanningLoader,
-    allow_batches,
-    slices_of,
-)
+from pyg_dynbatch.loading import PlanningCollater, PlanningLoader, allow_batches, slices_of
 from pyg_dynbatch.molecules.pair_table import PairTable
 from pyg_dynbatch.nn.pairs import Pairs
 

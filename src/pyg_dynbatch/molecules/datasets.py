@@ -199,7 +199,7 @@ class MoleculeDataset(ColumnsDataset):
 
     @property
     def sizes(self) -> list[int]:
-        """Number of pairs of atoms of every molecule, on which the time of a weave layer depends."""
+        """Number of pairs of atoms of every molecule, which the time of a weave layer follows."""
         return self._chosen(self.columns.segments["pair_code"].sizes).tolist()
 
     @property
@@ -231,9 +231,7 @@ class MoleculeDataset(ColumnsDataset):
         return [BadMolecule(**each) for each in self.columns.facts["errors"]]
 
 
-def featurized(
-    featurizer: MoleculeFeaturizer, record: RawMolecule
-) -> MoleculeArrays | BadMolecule:
+def featurized(featurizer: MoleculeFeaturizer, record: RawMolecule) -> MoleculeArrays | BadMolecule:
     """Featurize one record, or say why it is not a molecule."""
     try:
         text = record.text()
@@ -496,9 +494,7 @@ class NCI(MoleculeDataset):
         if not self._path.is_file():
             what = "NCI: this RDKit lacks the file"
             hint = "pip install --force-reinstall rdkit"
-            raise mismatch(
-                FileNotFoundError, what, self._path.name, where=self._path, hint=hint
-            )
+            raise mismatch(FileNotFoundError, what, self._path.name, where=self._path, hint=hint)
         key = {"file": sha256_of(self._path)}
         super().__init__(root, "nci", key, ["TPSA"], featurizer=featurizer, **options)
 

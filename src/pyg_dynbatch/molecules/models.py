@@ -311,7 +311,8 @@ class MoleculeModel(Model):
 
     Example:
         >>> model = MoleculeModel(MoleculeSchema(("logS",)), hidden=4, atom_out=4, head=[3])
-        >>> model.predict(model.collater()([model.schema.record("CO").data]))["prediction_logS"].shape
+        >>> batch = model.collater()([model.schema.record("CO").data])
+        >>> model.predict(batch)["prediction_logS"].shape
         torch.Size([1])
     """
 
@@ -377,9 +378,7 @@ class MoleculeModel(Model):
             losses = loss(exact, filled.to(exact), reduction="none")
         return torch.where(known, losses, torch.zeros_like(losses)).sum(), known.sum()
 
-    def values(
-        self, output: Float[Tensor, "molecule output"]
-    ) -> Float[Tensor, "molecule output"]:
+    def values(self, output: Float[Tensor, "molecule output"]) -> Float[Tensor, "molecule output"]:
         """Return values in the units of the data, or probabilities."""
         exact = output.to(torch.promote_types(output.dtype, torch.float32))
         if self.schema.kind == "multiclass":

@@ -109,6 +109,8 @@ class TreeSchema:
             if isinstance(part, tuple | list | dict) and part:
                 return None
             what = "TreeSchema: a part of the tree is not a word"
-            raise mismatch(ValueError, what, "a text, or a list of words and lists", repr(part)[:60])
+            raise mismatch(
+                ValueError, what, "a text, or a list of words and lists", repr(part)[:60]
+            )
 
         return from_nested(tree, token=row)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from pyg_dynbatch.core.errors import checked_choice, describe_value, mismatch, optional
-from pyg_dynbatch.core.structure import depth_of, longest_paths, roots_of
+from pyg_dynbatch.core.structure import depth_of, roots_of
 from pyg_dynbatch.trees.data import DynTreeData, children_of, depths_below
 from pyg_dynbatch.trees.words import Vocabulary
 

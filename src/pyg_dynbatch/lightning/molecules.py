@@ -1,0 +1,361 @@
+"""Data modules of molecules, which are split here."""
+
+import hashlib
+import os
+from abc import abstractmethod
+from collections.abc import Mapping
+from functools import cached_property
+from typing import Any, Literal, cast
+
+import numpy as np
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
+
+from pyg_dynbatch.core.errors import mismatch
+from pyg_dynbatch.lightning.data import DataModule, SplitName
+from pyg_dynbatch.molecules.datasets import (
+    NCI,
+    MoleculeDataset,
+    MoleculeFile,
+    MoleculeNet,
+    member_named,
+)
+from pyg_dynbatch.molecules.featurizer import MoleculeFeaturizer
+from pyg_dynbatch.molecules.read import TableOptions, find_targets, read_molecules
+from pyg_dynbatch.molecules.schema import MoleculeSchema, PropertyKind
+from pyg_dynbatch.molecules.splits import Split, SplitOptions, describe_leakage, make_split
+
+PairSet = Literal["all", "connected", "bonds"] | int
+
+
+class MoleculeDataModule(DataModule):
+    """Base of data modules of molecules, which are split here.
+
+    A checkpoint holds the split, so that it is never tested on the molecules it was trained on.
+
+    Args:
+        split: How the molecules are split.
+        pairs: Pairs of atoms that the model sees: ``all``, ``connected`` (within a fragment),
+            ``bonds``, or the largest number of bonds between two atoms, 1 to 7.
+        self_pairs: Whether each atom is also paired with itself.
+        featurizer: Describes a molecule; None for ``MoleculeFeaturizer()``.
+        batch_size: Molecules in a batch.
+        max_size: The largest number of pairs of atoms in a batch, in place of ``batch_size``.
+        num_workers: Processes that load, and that featurize.
+    """
+
+    kind: PropertyKind
+    num_classes: int = 2
+    smiles_column: str | None = None
+
+    def __init__(
+        self,
+        split: SplitOptions = SplitOptions(),  # noqa: B008 - frozen
+        pairs: PairSet = "all",
+        self_pairs: bool = True,
+        featurizer: MoleculeFeaturizer | None = None,
+        batch_size: int = 64,
+        max_size: int | None = None,
+        num_workers: int = 0,
+    ) -> None:
+        super().__init__(batch_size, max_size, num_workers)
+        self.split = split
+        self.pairs = pairs
+        self.self_pairs = self_pairs
+        self.featurizer = featurizer or MoleculeFeaturizer()
+
+    @abstractmethod
+    def load(self) -> MoleculeDataset:
+        """Return all molecules."""
+
+    @cached_property
+    def molecules(self) -> MoleculeDataset:
+        """All molecules; their labels were checked."""
+        molecules = self.load()
+        if self.kind == "regression":
+            return molecules
+        classes = 2 if self.kind == "binary" else self.num_classes
+        targets = molecules.targets
+        wrong = np.argwhere(~np.isnan(targets) & ~np.isin(targets, np.arange(classes)))
+        if len(wrong):
+            row, target = wrong[0]
+            what = f"{type(self).__name__}: a label is out of range"
+            expected = f"whole numbers from 0 to {classes - 1}"
+            where = f"{molecules.smiles[row]}, target {molecules.target_names[target]}"
+            hint = "kind: regression for values, kind: multiclass for more classes"
+            raise mismatch(
+                ValueError, what, expected, f"{targets[row, target]:g}", where=where, hint=hint
+            )
+        return molecules
+
+    @cached_property
+    def parts(self) -> Split:
+        """The numbers of the molecules of every split."""
+        seed = self.split.seed
+        molecules = self.molecules
+        return make_split(
+            self.split,
+            int(os.environ.get("PL_GLOBAL_SEED", 0)) if seed is None else seed,
+            smiles=molecules.smiles,
+            targets=molecules.targets,
+            target_names=molecules.target_names,
+            kind=self.kind,
+            column=self.column,
+        )
+
+    def column(self, name: str) -> list[str]:
+        """Return the column that assigns molecules to splits."""
+        what = f"{type(self).__name__}: this data set has no column to split by"
+        raise mismatch(ValueError, what, "MoleculeFileData, or a different method", name)
+
+    def open(self, split: SplitName) -> MoleculeDataset:
+        """Return the molecules of a split."""
+        return self.molecules[getattr(self.parts, split)]
+
+    @property
+    def schema(self) -> MoleculeSchema:
+        """What a model needs to know about the molecules."""
+        return MoleculeSchema(
+            self.molecules.target_names,
+            self.kind,
+            self.num_classes,
+            self.featurizer,
+            self.pairs,
+            self.self_pairs,
+            self.smiles_column,
+        )
+
+    def setup(self, stage: str) -> None:
+        """Open all splits; check the targets before training, and report the data."""
+        super().setup(stage)
+        if stage != "fit":
+            return
+        counts = ", ".join(f"{len(self.dataset(split)):,} {split}" for split in self.splits)
+        rank_zero_info(f"molecules: {counts} ({self.split.method} split)")
+        rank_zero_info(describe_leakage(self.parts, self.molecules.smiles))
+        errors = self.molecules.errors
+        if errors:
+            first = f"{errors[0].where}: {errors[0].reason}"
+            rank_zero_warn(f"{len(errors):,} records are not molecules; the first is {first}")
+        self._check_targets()
+
+    def _check_targets(self) -> None:
+        """Raise an error if there is nothing to learn, or nothing to choose a checkpoint by."""
+        train = self.dataset("train").targets
+        for name, column in zip(self.molecules.target_names, train.T, strict=True):
+            known = column[~np.isnan(column)]
+            if len(np.unique(known)) < 2:
+                got = f"{known[0]:g} in all {len(known)} molecules" if len(known) else "no target"
+                text = f"nothing can be learned from the target {name!r}: {got} of the training set"
+                if len(self.molecules.target_names) == 1:
+                    what = f"{type(self).__name__}: {text}"
+                    raise mismatch(ValueError, what, "two different values")
+                rank_zero_warn(text)
+        if np.isnan(self.dataset("val").targets).all():
+            what = f"{type(self).__name__}: no molecule of the validation split has a target"
+            raise mismatch(ValueError, what, "at least one", hint="other fractions of the split")
+
+    def _digest(self) -> str:
+        return hashlib.sha256("\n".join(self.molecules.smiles).encode()).hexdigest()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the seed of the order, and the split."""
+        parts = {split: getattr(self.parts, split).tolist() for split in self.splits}
+        return {**super().state_dict(), "split": parts, "molecules": self._digest()}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Continue with the split of a checkpoint, which belongs to the same molecules."""
+        super().load_state_dict(state_dict)
+        if state_dict["molecules"] != self._digest():
+            what = f"{type(self).__name__}: the checkpoint was trained on other molecules"
+            hint = "for other molecules, pyg-dynbatch predict"
+            raise mismatch(ValueError, what, "the same file, in the same order", hint=hint)
+        numbers = {name: np.array(part, np.int64) for name, part in state_dict["split"].items()}
+        self.parts = Split(**numbers)
+        self._opened = {}
+
+
+class NCIData(MoleculeDataModule):
+    """4,999 molecules that come with RDKit, with their polar surface areas.
+
+    Args:
+        root: Folder for processed files; None keeps the molecules in memory.
+        split: How the molecules are split.
+        pairs: Pairs of atoms, see :class:`~pyg_dynbatch.lightning.MoleculeDataModule`.
+        self_pairs: Whether each atom is also paired with itself.
+        featurizer: Describes a molecule.
+        batch_size: Molecules in a batch.
+        max_size: The largest number of pairs in a batch, in place of ``batch_size``.
+        num_workers: Processes that load, and that featurize.
+
+    Example:
+        >>> NCIData(batch_size=32, pairs=2).kind
+        'regression'
+    """
+
+    kind = "regression"
+
+    def __init__(
+        self,
+        root: str | None = "data/nci",
+        split: SplitOptions = SplitOptions(),  # noqa: B008 - frozen
+        pairs: PairSet = "all",
+        self_pairs: bool = True,
+        featurizer: MoleculeFeaturizer | None = None,
+        batch_size: int = 64,
+        max_size: int | None = None,
+        num_workers: int = 0,
+    ) -> None:
+        super().__init__(split, pairs, self_pairs, featurizer, batch_size, max_size, num_workers)
+        self.root = root
+
+    def load(self) -> NCI:
+        """Return all molecules."""
+        return NCI(self.root, self.featurizer, num_workers=self.num_workers)
+
+
+class MoleculeNetData(MoleculeDataModule):
+    """A data set of MoleculeNet.
+
+    Args:
+        name: ``ESOL``, ``FreeSolv``, ``Lipophilicity``, ``BBBP``, ``Tox21``, ``ToxCast``,
+            ``SIDER``, ``ClinTox``, ``HIV``, ``BACE``, ``MUV`` or ``QM8``.
+        root: Folder of downloads and processed files; by default ``data/`` and the name.
+        raw_dir: Folder of the raw file; by default ``root/raw``, to which it is downloaded.
+        verify: Whether the file must be the published one.
+        split: How the molecules are split.
+        pairs: Pairs of atoms, see :class:`~pyg_dynbatch.lightning.MoleculeDataModule`.
+        self_pairs: Whether each atom is also paired with itself.
+        featurizer: Describes a molecule.
+        batch_size: Molecules in a batch.
+        max_size: The largest number of pairs in a batch, in place of ``batch_size``.
+        num_workers: Processes that load, and that featurize.
+
+    Example:
+        >>> MoleculeNetData("ESOL", max_size=20_000).root
+        'data/esol'
+    """
+
+    def __init__(
+        self,
+        name: str,
+        root: str | None = None,
+        raw_dir: str | None = None,
+        verify: bool = True,
+        split: SplitOptions = SplitOptions(),  # noqa: B008 - frozen
+        pairs: PairSet = "all",
+        self_pairs: bool = True,
+        featurizer: MoleculeFeaturizer | None = None,
+        batch_size: int = 64,
+        max_size: int | None = None,
+        num_workers: int = 0,
+    ) -> None:
+        super().__init__(split, pairs, self_pairs, featurizer, batch_size, max_size, num_workers)
+        _, member = member_named(name)
+        self.member = name
+        self.kind = member.kind
+        self.smiles_column = member.smiles_column
+        self.root = root or f"data/{name.lower()}"
+        self.raw_dir = raw_dir
+        self.verify = verify
+
+    def load(self) -> MoleculeNet:
+        """Return all molecules."""
+        return MoleculeNet(
+            self.root,
+            self.member,
+            self.featurizer,
+            self.raw_dir,
+            self.verify,
+            num_workers=self.num_workers,
+        )
+
+
+class MoleculeFileData(MoleculeDataModule):
+    """The molecules of a CSV, TSV or SDF file.
+
+    Args:
+        file: The file.
+        targets: Columns (or SDF fields) to learn; by default all columns of numbers, except whole
+            numbers that never repeat, like record numbers. What was found is reported.
+        kind: ``regression``, ``binary`` (labels 0 and 1) or ``multiclass`` (labels 0, 1, ...); by
+            default ``binary`` if all targets are 0 or 1, ``regression`` otherwise.
+        num_classes: Number of classes of ``multiclass``.
+        table: Column of the SMILES, and how cells are written.
+        root: Folder for processed files; None keeps the molecules in memory.
+        split: How the molecules are split.
+        pairs: Pairs of atoms, see :class:`~pyg_dynbatch.lightning.MoleculeDataModule`.
+        self_pairs: Whether each atom is also paired with itself.
+        featurizer: Describes a molecule.
+        batch_size: Molecules in a batch.
+        max_size: The largest number of pairs in a batch, in place of ``batch_size``.
+        num_workers: Processes that load, and that featurize.
+
+    Example:
+        >>> MoleculeFileData("mine.csv", ["melts"], kind="binary").kind
+        'binary'
+    """
+
+    def __init__(
+        self,
+        file: str,
+        targets: list[str] | None = None,
+        kind: PropertyKind | None = None,
+        num_classes: int = 2,
+        table: TableOptions = TableOptions(),  # noqa: B008 - frozen
+        root: str | None = None,
+        split: SplitOptions = SplitOptions(),  # noqa: B008 - frozen
+        pairs: PairSet = "all",
+        self_pairs: bool = True,
+        featurizer: MoleculeFeaturizer | None = None,
+        batch_size: int = 64,
+        max_size: int | None = None,
+        num_workers: int = 0,
+    ) -> None:
+        super().__init__(split, pairs, self_pairs, featurizer, batch_size, max_size, num_workers)
+        self.file = file
+        self.targets = targets
+        self.num_classes = num_classes
+        self.table = table
+        self.smiles_column = table.smiles_column
+        self.root = root
+        self.kind: PropertyKind = self._kind_of(targets, kind)
+
+    def _kind_of(self, targets: list[str] | None, kind: PropertyKind | None) -> PropertyKind:
+        """Find the targets and their kind in the file, unless both are given."""
+        if targets is not None and kind is not None:
+            return kind
+        found = find_targets(self.file, self.table, targets, kind)
+        self.targets = list(found.names)
+        rank_zero_info(f"{self.file}: {found}")
+        if found.are_classes:
+            rank_zero_warn(
+                f"{self.file}: the targets 0, 1, 2, ... look like classes, but are learned as "
+                "numbers; kind: multiclass for classes, kind: regression for numbers"
+            )
+        return cast("PropertyKind", found.kind)
+
+    def load(self) -> MoleculeFile:
+        """Return all molecules; records that are none are skipped and reported."""
+        return MoleculeFile(
+            self.file,
+            self.root,
+            self.featurizer,
+            self.targets or (),
+            self.kind,
+            self.table,
+            bad="skip",
+            num_workers=self.num_workers,
+        )
+
+    def column(self, name: str) -> list[str]:
+        """Return a column of the file, for every molecule; a missing SDF field is empty."""
+        texts: dict[int, str] = {}
+        known: Mapping[str, str] = {}
+        for record in read_molecules(self.file, table=self.table):
+            known = {**known, **record.extra}
+            texts[record.row] = record.extra.get(name, "")
+        if name not in known:
+            what = "MoleculeFileData: the column to split by is missing"
+            raise mismatch(ValueError, what, f"one of {', '.join(known)}", name, where=self.file)
+        rows: Any = self.molecules.columns.fields["row"]
+        return [texts[row] for row in rows.tolist()]
