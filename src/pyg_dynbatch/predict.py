@@ -66,7 +66,7 @@ def predict(
         ([0, 1], (2, 2))
     """
     parts = list(predictions(models, source, batch_size=batch_size, nodes=nodes))
-    return _aligned(parts) if parts else {}
+    return joined_columns(_with_all_columns(parts)) if parts else {}
 
 
 def predictions(
@@ -155,18 +155,6 @@ def _with_missing(values: np.ndarray, count: int) -> np.ndarray:
     return np.concatenate([values.astype(np.float64), np.full((count, *values.shape[1:]), np.nan)])
 
 
-def _aligned(parts: Sequence[Table]) -> Table:
-    """Join the tables of all batches, of which some have more columns than others."""
-    names = dict.fromkeys(name for part in parts for name in part)
-    widest = {name: next(part[name] for part in parts if name in part) for name in names}
-    complete = []
-    for part in parts:
-        rows = len(part["example"])
-        absent = {name: _blank(column, rows) for name, column in widest.items() if name not in part}
-        complete.append({**part, **absent})
-    return joined_columns([{name: part[name] for name in names} for part in complete])
-
-
 def _blank(like: np.ndarray, rows: int) -> np.ndarray:
     fill = "" if like.dtype == object else np.nan
     return np.full((rows, *like.shape[1:]), fill, object if fill == "" else np.float64)
@@ -178,32 +166,47 @@ def _blank(like: np.ndarray, rows: int) -> np.ndarray:
 def write_table(path: str | Path, parts: Iterable[Table]) -> int:
     """Write tables one after another to a CSV file, or standard output for ``-``; count the rows.
 
-    A column with several values per row becomes several columns.
+    A column with several values per row becomes several columns. The last column is ``fault``.
     """
-    rows = 0
-    names: list[str] = []
     opened: Any = nullcontext(sys.stdout)
     if str(path) != "-":
         opened = atomic_file(path, newline="", encoding="utf-8")
+    rows = 0
+    names: list[str] = []
     with opened as file:
         writer = csv.writer(file)
-        for part in parts:
-            flat = _flat(part)
+        for part in map(_flat, _after_the_first_prediction(parts)):
             if not names:
-                # The first batch may have no fault, or nothing but faults.
-                names = [*(name for name in flat if name != "fault"), "fault"]
+                names = [*(name for name in part if name != "fault"), "fault"]
                 writer.writerow(names)
-            new = [name for name in flat if name not in names]
-            if new:
-                what = "predict: the columns of the table are only known after its first batch"
-                hint = "a first batch with a record that can be used: --batch-size"
-                raise mismatch(ValueError, what, ", ".join(names), ", ".join(new), hint=hint)
-            length = len(flat["example"])
-            blank = [""] * length
-            columns = [list(map(_cell, flat[name])) if name in flat else blank for name in names]
+            length = len(part["example"])
+            columns = [map(_cell, part.get(name, [""] * length)) for name in names]
             writer.writerows(zip(*columns, strict=True))
             rows += length
     return rows
+
+
+def _after_the_first_prediction(parts: Iterable[Table]) -> Iterator[Table]:
+    """Wait for a part with predictions: records that cannot be used do not know the columns."""
+    waiting: list[Table] = []
+    rest = iter(parts)
+    for part in rest:
+        waiting.append(part)
+        if not all(part.get("fault", [""])):
+            break
+    yield from _with_all_columns(waiting)
+    yield from rest
+
+
+def _with_all_columns(parts: Sequence[Table]) -> list[Table]:
+    """Give all tables the columns that any of them has."""
+    widest = {name: column for part in parts for name, column in part.items()}
+    complete = []
+    for part in parts:
+        rows = len(part["example"])
+        absent = {name: _blank(each, rows) for name, each in widest.items() if name not in part}
+        complete.append({**part, **absent})
+    return complete
 
 
 def _flat(table: Table) -> Table:

@@ -7,7 +7,7 @@ from functools import cache
 from inspect import signature
 from itertools import chain, repeat
 from math import isfinite
-from typing import Any, Self, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 import torch
@@ -27,6 +27,8 @@ from pyg_dynbatch.molecules.chemistry import (
     rings_of,
 )
 from pyg_dynbatch.molecules.pair_table import DISCONNECTED, FAR, PairTable
+
+_Part = TypeVar("_Part", bound="Rebuildable")
 
 
 class Rebuildable:
@@ -58,7 +60,7 @@ class Rebuildable:
         return {"class_path": _path_of(type(self)), "init_args": arguments}
 
     @classmethod
-    def from_spec(cls, spec: Mapping[str, Any]) -> Self:
+    def from_spec(cls: type[_Part], spec: Mapping[str, Any]) -> _Part:
         """Build what a spec describes; nothing is imported because a spec names it.
 
         Args:

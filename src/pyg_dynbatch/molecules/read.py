@@ -377,7 +377,7 @@ def _read_sdf(lines: Lines, targets: Sequence[str]) -> Iterator[RawMolecule]:
             is_readable = file.read_as_rdkit()
             record = _parsed(file.record, file.ends)
         if not any(line.strip() for line in file.record):
-            continue  # blank lines at the end of the file
+            continue  # at the end of the file
         fault = record.fault(first_line, is_readable)
         fields = {} if fault else record.fields
         seen |= dict.fromkeys(fields)
@@ -436,14 +436,19 @@ class _SDFile:
                 return
 
     def read_as_rdkit(self) -> bool:
-        """Read on up to the end that RDKit finds; return whether it finds a molecule."""
+        """Read on up to the end that RDKit finds; return whether it finds a molecule.
+
+        If it finds no record in the lines at the end of a file, the record is empty.
+        """
         self._num_sent = 0
         # Where a record ends does not depend on its chemistry.
         supplier = chem().ForwardSDMolSupplier(self, sanitize=False, removeHs=False)
         with rdkit_module("rdBase").BlockLogs():
-            mol = next(supplier, None)
+            mol = next(supplier, self)
         if self._error is not None:
             raise self._error
+        if mol is self:
+            self.record = []
         return mol is not None
 
     def read(self, size: int) -> bytes:
@@ -459,7 +464,7 @@ class _SDFile:
 
 
 # A header, whose field has a name or not, and the lines up to an empty one.
-_ITEM = re.compile(r"^[ \t]*>(?:[^<\n]*<(.+)>)?.*\n((?:.+\n)*)", re.MULTILINE)
+_FIELD = re.compile(r"^[ \t]*>(?:[^<\n]*<(.+)>)?.*\n((?:.+\n)*)", re.MULTILINE)
 
 
 class _Record(NamedTuple):
@@ -467,20 +472,16 @@ class _Record(NamedTuple):
 
     block: str
     fields: dict[str, str]
-    has_unnamed: bool  # fields
+    inner_ends: Sequence[int]  # numbers of the lines $$$$ before the last line, from 1
     stray_line: str | None  # after the block, of no field
-    inner_ends: list[int]  # numbers of the lines $$$$ before the last line, from 1
+    is_plain: bool  # without stray lines and fields without a name
     is_regular: bool
 
     def fault(self, first_line: int, is_readable: bool) -> str:
-        """Return why the record may be several molecules; empty if it is one."""
-        is_odd = self.has_unnamed or self.stray_line is not None
-        if self.inner_ends and (is_odd or not is_readable):
-            return (
-                "RDKit finds no end of the record at $$$$ in line "
-                f"{first_line + self.inner_ends[0] - 1}: "
-                "M  END must end a mol block, an empty line each named field"
-            )
+        """Return why the lines may be several records or none; empty if they are one."""
+        if self.inner_ends and not (is_readable and self.is_plain):
+            line = first_line + self.inner_ends[0] - 1
+            return f"RDKit finds no end of the record at $$$$ in line {line}"
         if self.stray_line is not None:
             return f"after M  END there is {self.stray_line[:_SHOWN]!r}, which is no field"
         return ""
@@ -492,25 +493,24 @@ def _parsed(lines: Sequence[str], ends: Sequence[int]) -> _Record:
     text += "" if text.endswith("\n") else "\n"
     last_of_block = text.find("\nM  END") + 1
     end = text.index("\n", last_of_block) + 1 if last_of_block else len(text)
-    block = text[:end]
     data = text[end:]
-    items = _ITEM.findall(data)
-    has_unnamed = not all(name for name, _ in items)
-    stray = _ITEM.sub("", data)
-    stray_line = next((line for line in stray.split("\n") if line.strip()), None)
+    fields = dict(_FIELD.findall(data))
+    has_unnamed = fields.pop("", None) is not None
+    stray_line = next((line for line in _FIELD.sub("", data).split("\n") if line.strip()), None)
+    is_plain = stray_line is None and not has_unnamed
+    lines_before_end = text.count("\n", 0, last_of_block)
     return _Record(
-        block,
-        {name: value.removesuffix("\n") for name, value in items if name},
-        has_unnamed,
-        stray_line,
+        text[:end],
+        {name: value.removesuffix("\n") for name, value in fields.items()},
         ends[:-1] if is_ended else ends,
+        stray_line,
+        is_plain,
         is_regular=(
-            is_ended
+            is_plain
+            and is_ended
             and len(ends) == 1
-            and text.count("\n", 0, last_of_block) > 3  # lines before M  END
+            and lines_before_end > 3
             and data[-2:] in ("", "\n\n")
-            and not has_unnamed
-            and stray_line is None
         ),
     )
 
