@@ -90,7 +90,7 @@ def examples(case: str, generator: random.Random) -> Iterator[DynTreeData]:
     """Draw architectures, or list functions of the standard library in random order."""
     if case == CASES[0]:
         yield from iter(partial(architecture, generator), None)
-    read = bench.example("cases/method_names").read
+    read = bench.example("method_names").read
     parts = read(Path(sysconfig.get_path("stdlib")), generator)
     functions = [function for part in parts for function in part]
     for _, tokens, edges in generator.sample(functions, len(functions)):

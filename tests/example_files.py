@@ -6,6 +6,16 @@ from pathlib import Path
 from typing import Any
 
 FOLDER = Path(__file__).parents[1] / "examples"
+# Longer examples with data and figures, described in docs/examples.md.
+USES = (
+    "architectures",
+    "job_times",
+    "method_names",
+    "molecule_baselines",
+    "phylogeny",
+    "query_plans",
+    "schedulers",
+)
 
 
 @cache

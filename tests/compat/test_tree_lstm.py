@@ -3,7 +3,6 @@
 import copy
 import importlib
 import io
-import json
 import pickle
 import sys
 import warnings
@@ -27,7 +26,6 @@ from pyg_dynbatch.compat.tree_lstm import (
     unbatch_tree_tensor,
     util,
 )
-from tests.example_files import defined_in
 from tests.nn.recursion import refused
 from tests.nn.test_pytorch_tree_lstm import PREFIX, drawn, states
 from tests.strategies import Dag, batches, deep, few, star, structures
@@ -506,9 +504,9 @@ def test_names_are_where_the_package_has_them(monkeypatch: pytest.MonkeyPatch) -
 def test_the_model_of_route_distances(shared_data: Callable[[str], Path]) -> None:
     """As its users call it: distances equal those of its weights in a recursion."""
     whole = torch.load(shared_data("routes/dummy_state.pt"), weights_only=True)["state_dict"]
-    data = defined_in("cases/route_data")
-    planned = json.loads(shared_data("routes/example_routes.json").read_text("utf-8"))
-    routes = [data["of_planner"](route) for route in planned] + [("CCO", ())]
+    # The molecules below each molecule of a route; the last route has one.
+    routes = [((1, 2), (), ()), ((1, 2), (3,), (), (4,), ()), ((1, 2, 3), (), (), ()), ((),)]
+    torch.manual_seed(0)
     model = nn.Module()
     dense = nn.Linear(32, 16), nn.ReLU(), nn.Dropout(0), nn.Linear(16, 16), nn.ReLU()
     model._compression, model._tree_lstm = nn.Sequential(*dense), TreeLSTM(16, 16)
@@ -517,16 +515,12 @@ def test_the_model_of_route_distances(shared_data: Callable[[str], Path]) -> Non
     state = {k.removeprefix(PREFIX): v.double() for k, v in whole.items() if PREFIX in k}
     features, adjacency, orders, wanted = [], [], [], []
     for route in routes:
-        tree = data["tree"](route, 32)
-        children: list[list[int]] = [[] for _ in range(tree.num_nodes)]
-        for child, parent in tree.edge_index.t().tolist():
-            children[parent].append(child)
-        dag = Dag(tuple(map(tuple, children)))
-        wanted.append(states(state, dag, model._compression(tree.x).double())[0][0])
+        fingerprints = torch.randint(2, (len(route), 32)).float()
+        wanted.append(states(state, Dag(route), model._compression(fingerprints).double())[0][0])
         # Their collate function: plain arrays, of shape (0,) for a route of one molecule.
-        edges = np.array([(p, c) for p, below in enumerate(children) for c in below])
-        some = calculate_evaluation_orders(edges, tree.num_nodes) if len(edges) else ([0], [])
-        features.append(tree.x)
+        edges = np.array([(p, c) for p, below in enumerate(route) for c in below])
+        some = calculate_evaluation_orders(edges, len(route)) if len(edges) else ([0], [])
+        features.append(fingerprints)
         adjacency.append(torch.tensor(edges, dtype=torch.int64) + sum(map(len, features[:-1])))
         orders.append([torch.tensor(order, dtype=torch.int64) for order in some])
     node_order, edge_order = map(torch.cat, zip(*orders, strict=True))

@@ -2,14 +2,11 @@
 
 import importlib
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from phylogeny_data import Alignment
-from phylogeny_model import TreeLikelihood
-from phylogeny_trees import Tree, Trees
-from scheduler_cell import StageCell
 from torch import Tensor, distributed, nn
 from torch.autograd import Function, grad, gradcheck, gradgradcheck
 
@@ -20,9 +17,8 @@ from pyg_dynbatch.kernels import linear
 from pyg_dynbatch.nn import DAGNNCell, NaryTreeLSTM, RecursiveLayer, WeaveStack, weave
 from pyg_dynbatch.nn.pairs import Pairs, order_relu, pair_sum
 from pyg_dynbatch.nn.readout import GaussianHistogramAggregation
-from tests.example_files import FOLDER
 
-ROOT = FOLDER.parent
+SOURCE = Path(__file__).parents[2] / "src"
 Call = Callable[..., Tensor]
 Case = tuple[Call, list[Tensor]]
 
@@ -78,13 +74,6 @@ def own_weight() -> Case:
     return call, rows((4, 3), (2, 3), (2,))
 
 
-def likelihood() -> Case:
-    alignment = Alignment.of({"a": "AC", "b": "AG", "c": "CC", "d": "TC"})
-    trees = Trees.of([Tree.parse("((a,b),c,d);")], alignment.taxa)
-    lengths = torch.full((1, 5), 0.1, dtype=torch.float64, requires_grad=True)
-    return lambda t: TreeLikelihood(alignment)(trees, t), [lengths]
-
-
 def split_and_merged() -> Case:
     def call(*tensors: Tensor) -> Tensor:
         parts = [torch.tensor([2, 0]), torch.tensor([1])]
@@ -115,8 +104,6 @@ CASES: dict[str, Callable[[], Case]] = {
     "nn.readout._Histogram": lambda: of_layer(GaussianHistogramAggregation()),
     "nn.weave._Normalize": lambda: of_layer(weave.CountedBatchNorm(3)),
     "nn.weave._OverRanks": moments_of_ranks,
-    "phylogeny_pruning.Pruning": likelihood,
-    "scheduler_cell._Levels": lambda: of_layer(RecursiveLayer(StageCell()), EDGES, width=5),
 }
 
 REFUSED = {
@@ -127,8 +114,6 @@ REFUSED = {
     "nn.dagnn._Levels": "Engine, through a schedule",
     "nn.weave._Normalize": "CountedBatchNorm in training",
     "nn.weave._OverRanks": "CountedBatchNorm in training",
-    "phylogeny_pruning.Pruning": "TreeLikelihood",
-    "scheduler_cell._Levels": "StageCell",
 }
 
 
@@ -140,11 +125,9 @@ def below(kind: type) -> Iterator[type]:
 
 def test_every_derivative_written_by_hand_has_a_case() -> None:
     modules = set[str]()
-    folders = {ROOT / "src": "src/pyg_dynbatch/**/*.py", FOLDER / "cases": "examples/cases/*.py"}
-    for folder, pattern in folders.items():
-        for path in ROOT.glob(pattern):
-            if "autograd" in (text := path.read_text("utf-8")) and "Function" in text:
-                modules.add(".".join(path.relative_to(folder).with_suffix("").parts))
+    for path in (SOURCE / "pyg_dynbatch").rglob("*.py"):
+        if "autograd" in (text := path.read_text("utf-8")) and "Function" in text:
+            modules.add(".".join(path.relative_to(SOURCE).with_suffix("").parts))
     for name in modules:
         importlib.import_module(name)
     found = {

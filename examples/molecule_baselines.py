@@ -1,7 +1,7 @@
 """The network of a configuration beside models of scikit-learn, on the same splits of molecules.
 
-    python examples/cases/molecule_baselines.py molecules --file mine.csv
-    python examples/cases/molecule_baselines.py esol --raw-dir DATA/molecules
+    python examples/molecule_baselines.py molecules --file mine.csv
+    python examples/molecule_baselines.py esol --raw-dir DATA/molecules
 
 Needs:    pip install scikit-learn
 Data:     that of configs/NAME.yaml, or your own table with configs/molecules.yaml.
