@@ -29,7 +29,6 @@ PAGE, FIGURES = ROOT / "docs" / "reference.md", ROOT / "benchmarks" / "reference
 MOST_BYTES = 5_000_000
 """Size of a checkpoint above which it is refused."""
 SEEDS = (1, 2, 3, 4, 5)
-_NONE = "no published figure for these data"
 
 Figures = dict[str, Any]
 Scores = dict[str, list[float]]
@@ -44,7 +43,7 @@ class Row:
     ``SEED`` each of the seeds in turn.
     """
 
-    page: str  # of the case or guide
+    page: str  # of the guide
     data: str
     split: str
     metric: str  # its name in the results
@@ -57,7 +56,6 @@ class Row:
     percent: bool = False
     fit: str = ""  # options of ``fit`` for a checkpoint
     baseline: tuple[str, Callable[[], float]] | None = None  # where the command has none
-    of: str = ""  # the row whose results have this metric too
 
 
 def listops_baseline() -> float:
@@ -90,8 +88,7 @@ def _molecules(name: str, data: str, split: str, metric: str, unit: str, publish
         unit=unit,
         ours="network",
         command=(
-            f"python examples/cases/molecule_baselines.py {name} --raw-dir DATA/molecules "
-            "--json RESULT"
+            f"python examples/molecule_baselines.py {name} --raw-dir DATA/molecules --json RESULT"
         ),
         not_compared=("mean",),
         published=published,
@@ -100,49 +97,6 @@ def _molecules(name: str, data: str, split: str, metric: str, unit: str, publish
     )
 
 
-def _sst(metric: str, unit: str, published: str, of: str = "") -> Row:
-    return Row(
-        page="cases/sst_contextual.md",
-        data="Stanford Sentiment Treebank, contextual vectors",
-        split="published",
-        metric=metric,
-        unit=unit,
-        ours="Tree-LSTM",
-        command="python examples/cases/sst_contextual.py DATA/sst --json RESULT",
-        published=f"{published} (with GloVe, Looks et al. 2017)",
-        not_compared=("Tree-LSTM, ensemble", "mean of words, ensemble"),
-        percent=True,
-        of=of,
-    )
-
-
-def _documents(name: str, data: str, split: str, published: str, **more: Any) -> Row:
-    return Row(
-        page="cases/json.md",
-        data=data,
-        split=split,
-        metric=more.pop("metric", "accuracy"),
-        unit="accuracy",
-        ours="inferred network",
-        command=f"python examples/cases/json_documents.py {name} --folder DATA/json --json RESULT",
-        published=published,
-        **more,
-    )
-
-
-def _errors(page: str, command: str, published: str = _NONE, **facts: Any) -> Row:
-    command = f"python examples/cases/{command} --json RESULT"
-    given: Any = {"command": command, "published": published, "smaller_is_better": True}
-    return Row(page=f"cases/{page}", **given, **facts)
-
-
-_JSON = "--config configs/json.yaml --data.init_args.file DATA/json"
-_RECIPES = (
-    f"{_JSON}/recipes.jsonl.gz --data.init_args.label cuisine --trainer.max_epochs 15 "
-    "--data.init_args.overrides '{\"$.id\": ignore}'"
-)
-_MUTAGENESIS = f"{_JSON}/mutagenesis.json.gz --data.init_args.label mutagenic"
-_188 = "Mutagenesis, JSON of 188 molecules"
 _RANDOM, _WEAVE = "random 80/10/10, drawn by each seed", "Weave, Wu et al. 2018"
 ROWS = {
     "listops": Row(
@@ -158,8 +112,6 @@ ROWS = {
         fit="--config configs/listops.yaml",
         baseline=("linear model of one to four tokens", listops_baseline),
     ),
-    "sst": _sst("five classes", "accuracy, five classes, %", "52.3"),
-    "sst_binary": _sst("binary", "accuracy, two classes, %", "89.4", of="sst"),
     "esol": _molecules("esol", "ESOL", _RANDOM, "rmse", "RMSE, log mol/l", f"0.610 ({_WEAVE})"),
     "freesolv": _molecules(
         "freesolv", "FreeSolv", _RANDOM, "rmse", "RMSE, kcal/mol", f"1.22 ({_WEAVE})"
@@ -167,89 +119,11 @@ ROWS = {
     "bbbp": _molecules(
         "bbbp", "BBBP", "scaffold 80/10/10", "roc_auc", "ROC-AUC", f"0.671 ({_WEAVE})"
     ),
-    "query_plans": _errors(
-        page="query_plans.md",
-        command="query_plans.py --seeds 5",
-        data="4,000 plans of DuckDB over generated tables",
-        split="by template, 70/10/20",
-        metric="q-error, 90%",
-        unit="q-error, 90th percentile",
-        ours="one module per operator",
-        not_compared=("a run of the same query",),
-    ),
-    "architectures": _errors(
-        page="dags.md",
-        command="architectures.py DATA/dags/final_structures6.txt.gz",
-        data="19,020 neural architectures as DAGs",
-        split="D-VAE's, 90/10",
-        metric="RMSE",
-        unit="RMSE in deviations",
-        ours="DAGNN, level",
-        not_compared=("DAGNN",),
-        published="for a different task (values of an autoencoder, Thost and Chen 2021)",
-    ),
-    "jobs": _errors(
-        page="dags.md",
-        command="job_times.py --jobs DATA/schedulers/tpch_dags.json",
-        data="time of cluster jobs, generated; trained on at most 8 levels",
-        split="test on 64 levels",
-        metric="64 levels",
-        unit="mean relative error",
-        ours="max layer, in order",
-        not_compared=("max layer, repeated", "DAGNN"),
-    ),
-    "routes": _errors(
-        page="routes.md",
-        command="routes.py DATA/molecules/lipophilicity.csv",
-        data="edit distances of synthesis routes, drawn",
-        split="by target, 80/10/10",
-        metric="MAE, test",
-        unit="mean absolute error",
-        ours="Tree-LSTM",
-        not_compared=("Tree-LSTM, all weights trained",),
-    ),
-    "circuits": _errors(
-        page="circuits.md",
-        command="circuits.py --folder DATA/circuits",
-        data="signal probabilities of seven EPFL circuits",
-        split="trained on cones of other circuits",
-        metric="mean",
-        unit="mean absolute error",
-        ours="model",
-    ),
-    "recipes": _documents(
-        *("recipes", "recipes, 20 cuisines", "five folds", "0.66 (JsonGrinder.jl, one run)"),
-        fit=_RECIPES,
-    ),
-    "mutagenesis": _documents(
-        *("mutagenesis", _188, "published, 100/88", "0.864 (JsonGrinder.jl, one run)"),
-        metric="published",
-        fit=_MUTAGENESIS,
-    ),
-    "mutagenesis_splits": _documents(
-        "mutagenesis", _188, "five random, 100/88", "–", of="mutagenesis"
-    ),
-    "policies": _documents(
-        *("policies", "access policies in the schema of AWS IAM, generated"),
-        *("2,000/1,000, five draws", _NONE),
-    ),
-    "phylogeny": Row(
-        page="cases/phylogeny.md",
-        data="DS1, marginal likelihood of an alignment of 27 sequences",
-        split="K = 1,000",
-        metric="log p(Y), DS1",
-        unit="log p(Y)",
-        ours="importance sampling",
-        command="python examples/cases/phylogeny.py --folder DATA/phylogeny --json RESULT",
-        published="-7108.42 (0.18) (MrBayes, stepping stone)",
-    ),
 }
 
 
 def run(name: str, options: argparse.Namespace) -> Figures:
     """Run the command of a row, unless its results are there, and return them."""
-    if ROWS[name].of:
-        return run(ROWS[name].of, options)
     row, file = ROWS[name], options.results / f"{name}.json"
     if not file.is_file():
         begin = _processor_seconds()
