@@ -1,7 +1,8 @@
-"""Code and commands of the README and the guides run, and the index lists every page."""
+"""Code and commands of the pages run, the index lists every page, and the site is built."""
 
 import re
 import shlex
+import subprocess
 import sys
 from pathlib import Path
 
@@ -13,8 +14,7 @@ from pyg_dynbatch.cli import _COMMANDS, main
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
 GUIDES = sorted((ROOT / "docs").glob("*.md"))
-# Not those that the documentation site generates.
-PAGES = [README, *GUIDES, *sorted((ROOT / "docs" / "cases").glob("*.md"))]
+PAGES = [README, *GUIDES]
 EVERY_PAGE = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 
 
@@ -53,9 +53,9 @@ def test_the_index_links_every_page() -> None:
     assert linked == {page.name for page in GUIDES} - {"index.md"}
 
 
-def test_the_index_lists_every_example() -> None:
-    index = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
-    shown = set(re.findall(r"^\| `(\w+\.py)`", index, flags=re.MULTILINE))
+def test_the_page_of_examples_lists_every_example() -> None:
+    text = (ROOT / "docs" / "examples.md").read_text(encoding="utf-8")
+    shown = set(re.findall(r"^\| \[?`(\w+\.py)`", text, flags=re.MULTILINE))
     assert shown == {path.name for path in (ROOT / "examples").glob("*.py")}
 
 
@@ -110,3 +110,17 @@ def test_walks_are_short() -> None:
     assert kinds >= {"tree", "molecule", "block", "autobatch"}
     assert {title: found for title, found in files.items() if len(found) > 10} == {}
     assert all(len(set(found)) == len(found) for found in files.values())
+
+
+@pytest.mark.long
+def test_the_site_is_built_without_warnings(tmp_path: Path) -> None:
+    """With the notebooks, which are run."""
+    command = [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-q", "-b", "html"]
+    done = subprocess.run(
+        [*command, "docs", str(tmp_path)], cwd=ROOT, capture_output=True, text=True, timeout=550
+    )
+    assert done.returncode == 0, done.stderr
+    page = (tmp_path / "api" / "nn.html").read_text(encoding="utf-8")
+    assert 'id="pyg_dynbatch.nn.ChildSumTreeLSTM"' in page
+    notebook = (tmp_path / "notebooks" / "trees.html").read_text(encoding="utf-8")
+    assert re.search(r"accuracy of roots: 0\.[89]", notebook)
