@@ -39,7 +39,7 @@ class CLI(LightningCLI):
                 "prog": "pyg-dynbatch",
                 "description": _DESCRIPTION,
                 **_STRICT,
-                **dict.fromkeys(("fit", "validate", "test"), _STRICT),
+                **{name: dict(_STRICT) for name in ("fit", "validate", "test")},
             },
             args=args,
         )

@@ -90,16 +90,15 @@ class MoleculeDataModule(DataModule):
     @cached_property
     def parts(self) -> Split:
         """The numbers of the molecules of every split."""
-        seed = self.split.seed
         molecules = self.molecules
         return make_split(
             self.split,
-            int(os.environ.get("PL_GLOBAL_SEED", 0)) if seed is None else seed,
+            int(os.environ.get("PL_GLOBAL_SEED", 0)),
             smiles=molecules.smiles,
             targets=molecules.targets,
             target_names=molecules.target_names,
             kind=self.kind,
-            column=self.column,
+            column=self.column(self.split.column) if self.split.column else None,
         )
 
     def column(self, name: str) -> list[str]:
