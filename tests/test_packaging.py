@@ -11,12 +11,11 @@ import pytest
 import yaml
 
 import pyg_dynbatch
-from pyg_dynbatch.cli import main
 from tests.core.test_native import MUST_BUILD
 from tests.test_docs import README, ROOT, fenced
 
 FIT = ["pyg_dynbatch", "fit", "--config"]
-RECIPE = "--data.init_args.recipe"
+RECIPE = "--data.recipe"
 TINY = ["--trainer.max_epochs=1", *(f"{RECIPE}.{name}=50" for name in ("train", "val", "test"))]
 OFFLINE = ["--no-deps", "--no-index", "--no-build-isolation"]
 
@@ -27,11 +26,6 @@ def test_the_citation_names_this_version_and_every_author() -> None:
     for paper in citation["references"]:
         assert all(author["family-names"] and author["given-names"] for author in paper["authors"])
         assert paper["url"].startswith("https://arxiv.org/abs/")
-
-
-def test_inspect_prints_the_native_code_in_use(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["inspect", "--native"]) == 0
-    assert capsys.readouterr().out.startswith("extension  ")
 
 
 def run(folder: Path, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
@@ -72,7 +66,7 @@ def test_wheel_and_sdist_run_where_they_are_installed(archives: list[Path], tmp_
     shown = run(tmp_path, "-m", *FIT, "tpsa.yaml", "--print_config", **installed).stdout
     assert "NCIData" in shown
     trained = run(tmp_path, "-m", *FIT, "listops.yaml", *TINY, **installed).stdout
-    assert "test/accuracy: 0." in trained
+    assert "test/accuracy" in trained
 
 
 @pytest.mark.long

@@ -34,7 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(words: list[str]) -> int:
     if words[:1] == ["--version"]:
-        print(__version__)
+        _print_version()
     elif words[:1] == ["predict"]:
         predict(words[1:])
     else:
@@ -42,6 +42,16 @@ def _run(words: list[str]) -> int:
 
         CLI(words or ["--help"])
     return 0
+
+
+def _print_version() -> None:
+    """Print the version, and which native code runs."""
+    from pyg_dynbatch.core.native import describe_native
+    from pyg_dynbatch.kernels.products import describe_products
+
+    print(__version__)
+    print(describe_native())
+    print(describe_products())
 
 
 def predict(words: Sequence[str]) -> None:

@@ -8,7 +8,7 @@ import urllib.request
 import uuid
 import zlib
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from http.client import HTTPException
 from pathlib import Path
 from typing import Any, cast
@@ -53,16 +53,19 @@ def _renamed_at_the_end(temporary: Path, path: Path) -> Iterator[None]:
         path.parent.mkdir(parents=True, exist_ok=True)
         yield
         temporary.replace(path)
-    except (ConnectionError, FileNotFoundError):
-        raise  # the content could not be fetched: the folder is not to blame
     except OSError as error:
+        named = [str(temporary), *map(str, path.parents)]
+        is_of_another_file = error.filename is not None and str(error.filename) not in named
+        if isinstance(error, ConnectionError) or error.errno is None or is_of_another_file:
+            raise  # the content could not be read or fetched: the folder is not to blame
         what = f"{path.name}: the file cannot be written"
         got = f"{type(error).__name__}: {error.strerror or error}"
         hint = "another folder; or check its permissions and the free space"
         expected = "a folder that can be written"
         raise mismatch(OSError, what, expected, got, where=path.parent, hint=hint) from error
     finally:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):  # of the folder, which is being reported
+            temporary.unlink(missing_ok=True)
 
 
 def existing(path: str | Path, what: str) -> Path:

@@ -21,8 +21,8 @@ def node_counts(dataset: Any) -> list[int]:
     """Return the number of nodes of every example, where possible without loading any.
 
     Args:
-        dataset: An ``InMemoryDataset`` (uses its slices), packed molecules (uses ``num_atoms``), a
-            ``Subset`` of these, or any sequence of ``Data`` (each is loaded once).
+        dataset: A data set of this package, an ``InMemoryDataset`` of trees, a ``Subset`` of these,
+            or any sequence of ``Data`` (each is loaded once).
 
     Returns:
         One number per example, in the order of the data set.
@@ -37,8 +37,9 @@ def node_counts(dataset: Any) -> list[int]:
     if isinstance(dataset, Subset):
         counts = node_counts(dataset.dataset)
         return [counts[i] for i in dataset.indices]
-    if (known := getattr(dataset, "num_atoms", None)) is not None:
-        return [int(count) for count in known]
+    columns = getattr(dataset, "columns", None)
+    if columns is not None:
+        return columns.nodes.sizes[list(dataset.indices())].tolist()
     slices = getattr(dataset, "slices", None)
     if slices and "depth" in slices:
         counts = slices["depth"].diff().tolist()

@@ -13,8 +13,9 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
+from pyg_dynbatch import lightning
 from pyg_dynbatch.autobatch import AutoBatch, autobatch, emit, total
-from pyg_dynbatch.lightning import TreeClassification
+from pyg_dynbatch.models import TreeClassifier, TreeSchema
 from tests.autobatch.models import TreeLSTM, trees
 from tests.training.helpers import bare_trainer, tree_files
 
@@ -132,26 +133,27 @@ class OfNodes(nn.Module):
             emit("classes", self.head(state))
 
 
-class Network(nn.Module):
-    """Takes the batches of a data module of trees."""
+class Wrapped(TreeClassifier):
+    """Classifies the nodes of trees by ordinary code."""
 
-    def __init__(self, model: AutoBatch) -> None:
-        super().__init__()
-        self.model = model
+    def __init__(self, schema: TreeSchema, wrapped: AutoBatch) -> None:
+        super().__init__(schema, 1, 1)
+        self.wrapped = wrapped
 
     def forward(self, batch: Any) -> Tensor:
-        self.model(batch.to_data_list())
-        return self.model.emitted["classes"].rows  # type: ignore[no-any-return]
+        self.wrapped(batch.to_data_list())
+        return self.wrapped.emitted["classes"].rows  # type: ignore[no-any-return]
 
 
 @pytest.mark.long
 @pytest.mark.filterwarnings("ignore:The .trainer.*logger")
-def test_our_tasks_of_trees_train_a_wrapped_model(tmp_path: Path) -> None:
+def test_our_task_trains_a_wrapped_model(tmp_path: Path) -> None:
     torch.manual_seed(0)
     data = tree_files(tmp_path)
-    task = TreeClassification(data.num_tokens, data.num_classes)
-    task.model.network = Network(autobatch(OfNodes(data.num_tokens, data.num_classes)))
+    schema = data.schema
+    model = Wrapped(schema, autobatch(OfNodes(schema.num_tokens, schema.num_classes)))
+    task = lightning.Task(model)
     trainer = bare_trainer(tmp_path, max_epochs=30, enable_checkpointing=False)
     trainer.fit(task, data)
     after = trainer.validate(task, data, verbose=False)[0]
-    assert after["val/loss"] < math.log(data.num_classes) and after["val/node_accuracy"] > 0.5
+    assert after["val/loss"] < math.log(schema.num_classes) and after["val/node_accuracy"] > 0.5

@@ -17,14 +17,10 @@ from torch_geometric.data import Batch
 from pyg_dynbatch.core import Engine, TensorType
 from pyg_dynbatch.core.levels import schedule_structure
 from pyg_dynbatch.core.movable import MovablePlan
-from pyg_dynbatch.data import DynTreeData, MoleculeData
-from pyg_dynbatch.lightning import TreeClassification
+from pyg_dynbatch.data import DynTreeData, MoleculeData, PairTable
 from pyg_dynbatch.loader import Collater, MoleculeCollater
-from pyg_dynbatch.models import TreeClassifier, TreeEncoder, TreeSimilarity, WeaveNet
-from pyg_dynbatch.molecules.features.pair_table import PairTable
+from pyg_dynbatch.models import TreeClassifier, TreeEncoder, TreeSchema, WeaveNet
 from pyg_dynbatch.nn import DAGNN, NaryTreeLSTM
-from pyg_dynbatch.trees.predict import TreePredictor
-from tests.trees.helpers import tree_checkpoint
 
 Change = Callable[[Any], Any]
 
@@ -37,12 +33,6 @@ def tree(**fields: Any) -> DynTreeData:
     return DynTreeData(EDGES, token=TOKEN, x=x, y=TOKEN.clamp(min=0), has_input=has_input, **fields)
 
 
-def pair() -> DynTreeData:
-    edges = torch.tensor([[0, 1, 3, 4], [2, 2, 5, 5]])
-    token = torch.tensor([1, 2, -1, 3, 1, -1])
-    return DynTreeData(edges, token=token, has_input=token >= 0)
-
-
 def without_tokens() -> DynTreeData:
     found = tree()
     del found.token
@@ -50,7 +40,7 @@ def without_tokens() -> DynTreeData:
 
 
 def classifier(cell: str, **options: Any) -> TreeClassifier:
-    return TreeClassifier(6, 3, 4, 3, cell=cell, **options)
+    return TreeClassifier(TreeSchema(6, 3), 4, 3, cell=cell, **options)
 
 
 class OnFields(nn.Module):
@@ -65,14 +55,14 @@ class OnFields(nn.Module):
 
 
 class Predict(nn.Module):
-    """A task, as ``predict`` calls it."""
+    """The table of predictions of a model."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.task = TreeClassification(6, 3, embedding_channels=4, hidden_channels=3).eval()
+        self.model = classifier("nary").eval()
 
     def forward(self, batch: Any) -> Tensor:
-        return self.task.predict_step(batch)["probability"]
+        return self.model.predict(batch)["probability"]
 
 
 def top_down() -> TreeEncoder:
@@ -85,11 +75,10 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[], DynTreeData], Coll
     "child_sum": (lambda: classifier("child_sum"), tree, Collater()),
     "gru": (lambda: classifier("gru"), tree, Collater(arity=2)),
     "rnn": (lambda: classifier("rnn"), tree, Collater(arity=2)),
-    "features": (lambda: TreeClassifier(0, 3, 2, 3), without_tokens, Collater(arity=2)),
-    "similarity": (lambda: TreeSimilarity(6, 3, 4, 3, cell="nary"), pair, Collater(arity=2)),
+    "features": (lambda: TreeClassifier(TreeSchema(0, 3), 2, 3), without_tokens, Collater(arity=2)),
     "top_down": (top_down, tree, Collater(arity=2, direction="both")),
     "dagnn": (OnFields, tree, Collater()),
-    "predict_step": (Predict, tree, Collater(arity=2)),
+    "predict": (Predict, tree, Collater(arity=2)),
 }
 
 
@@ -193,7 +182,7 @@ def outcome(model: nn.Module, batch: Any) -> Tensor | str:
 
 
 # A task takes batches alone.
-TAKEN = [(m, d) for m in MODELS for d in DOORS if (m, d) != ("predict_step", "one example")]
+TAKEN = [(m, d) for m in MODELS for d in DOORS if (m, d) != ("predict", "one example")]
 
 
 @pytest.mark.parametrize("every", (48, pytest.param(1, marks=pytest.mark.long)))
@@ -227,17 +216,6 @@ def test_the_next_call_sees_every_change(name: str, door: str, every: int, tmp_p
     some |= dict.fromkeys(("child_sum", "top_down"), {"token", "has_input"})
     known = some.get(name, {"token", "has_input", "child_slot"})
     assert every > 1 or known <= seen, "the changes matter"
-
-
-def test_a_predictor_sees_every_change(tmp_path: Path) -> None:
-    predictor = TreePredictor([tree_checkpoint(tmp_path / "a.ckpt")])
-    batch = predictor.collater([predictor.read("((good) (not))")])
-    before = predictor.predict_batch(batch)["probability"]
-    batch.token[0] = 3
-    batch.has_input[0] = True
-    wanted = predictor.predict_batch(fresh(batch))["probability"]
-    found = predictor.predict_batch(batch)["probability"]
-    assert (found == wanted).all() and (found != before).any()
 
 
 class Height(nn.Module):

@@ -19,7 +19,7 @@ from torch_geometric.nn import GraphConv
 
 from pyg_dynbatch.data import DynTreeData
 from pyg_dynbatch.loader import Collater
-from pyg_dynbatch.models import TreeClassifier
+from pyg_dynbatch.models import TreeClassifier, TreeSchema
 from pyg_dynbatch.nn import DAGNN, RecursiveCell, RecursiveLayer, TopologicalConv
 from tests.nn import recursion
 from tests.nn.recursion import IN, OUT, Placed, assert_equal, gradients, placed, recurse
@@ -210,7 +210,7 @@ def test_ways_of_calling_agree(kind: str, direction: str, data: st.DataObject) -
 def test_a_model_of_features_reads_the_rows_that_its_layer_reads(
     data: st.DataObject, stock: bool
 ) -> None:
-    model = TreeClassifier(0, 3, IN, OUT).double()
+    model = TreeClassifier(TreeSchema(0, 3), IN, OUT).double()
     listed = data.draw(examples(2, only_trees=False))
     batch = Batch.from_data_list(listed) if stock else Collater(arity=2)(listed)
     told = {name: batch[name] for name in ("child_slot", "has_input") if name in batch}

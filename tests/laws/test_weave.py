@@ -13,7 +13,7 @@ from torch.optim import SGD
 from torch_geometric.data import Batch, Data
 
 from examples.weave_with_engine import WeaveRecorder
-from pyg_dynbatch.molecules.nets.models import WeaveNet
+from pyg_dynbatch.molecules.models import WeaveNet
 from pyg_dynbatch.nn.directed import DirectedStack
 from pyg_dynbatch.nn.pairs import Pairs
 from pyg_dynbatch.nn.weave import WeaveConv, WeaveStack

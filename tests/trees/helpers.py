@@ -8,7 +8,7 @@ import torch
 from torch_geometric.data import Batch
 
 from pyg_dynbatch.data import DynTreeData, Vocabulary
-from pyg_dynbatch.lightning import TreeClassification
+from pyg_dynbatch.models import TreeClassifier, TreeSchema
 
 WORDS = ["good", "not", "very"]
 
@@ -39,15 +39,6 @@ def tree_checkpoint(
 ) -> Path:
     """Write a checkpoint of a small classifier with random weights."""
     torch.manual_seed(seed)
-    options = {"num_tokens": len(words) + 1, "num_classes": 3, "hidden_channels": 4, **options}
-    contents = {
-        "state_dict": TreeClassification(**options).state_dict(),
-        "hyper_parameters": options,
-        "pyg_dynbatch_task": "TreeClassification",
-        "pytorch-lightning_version": "2.6",
-        "TreeFileData": {
-            "text_of_trees": {"labels": labels, "vocabulary": Vocabulary(words).as_dict()}
-        },
-    }
-    torch.save(contents, path)
+    schema = TreeSchema(len(words) + 1, 3, Vocabulary(words), labels)
+    TreeClassifier(schema, **{"hidden_channels": 4, **options}).save(path)
     return path

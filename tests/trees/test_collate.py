@@ -16,7 +16,7 @@ from pyg_dynbatch.core.errors import describe_value
 from pyg_dynbatch.core.levels import Levels, schedule_structure
 from pyg_dynbatch.data import DynTreeData, from_nested
 from pyg_dynbatch.loader import Collater, DataLoader
-from pyg_dynbatch.models import TreeClassifier
+from pyg_dynbatch.models import TreeClassifier, TreeSchema
 from tests.strategies import Dag, batches, dags, diamond, trees
 
 TREE = from_nested((4, (5, 6)))
@@ -192,7 +192,7 @@ BAD_TOKENS = [
 DOORS = {
     "collater": Collater(),
     "collater, one example": lambda examples: Collater()(examples[:1]),
-    "model": lambda examples: TreeClassifier(5, 2, hidden_channels=4)(
+    "model": lambda examples: TreeClassifier(TreeSchema(5, 2), hidden_channels=4)(
         Batch.from_data_list(examples)
     ),
 }

@@ -15,12 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch_geometric.data import Batch, Data
 
-from pyg_dynbatch.data import DynTreeData, MoleculeData, Vocabulary, allow_batches
-from pyg_dynbatch.datasets import SST, ListOps, ListOpsRecipe, MoleculeFile, TreeDataset, TreeFile
+from pyg_dynbatch.columns import Columns, batch_of_one
+from pyg_dynbatch.data import DynTreeData, MoleculeData, PairTable, allow_batches
+from pyg_dynbatch.datasets import SST, ListOps, ListOpsRecipe, MoleculeFile, TreeFile
 from pyg_dynbatch.loader import Collater, MoleculeCollater
-from pyg_dynbatch.molecules.features.pair_table import PairTable
-from pyg_dynbatch.trees.data import TreeColumns
-from pyg_dynbatch.trees.datasets import Content
 from tests.strategies import Dag, chain, structures
 from tests.trees.helpers import assert_same, chain_tree
 
@@ -43,15 +41,10 @@ def small() -> list[DynTreeData]:
     return [DynTreeData(edges, token=torch.tensor([5 + n, 6, -1])) for n in range(3)]
 
 
-def dataset_of(trees: list[DynTreeData]) -> TreeDataset:
-    content = Content({"all": trees}, lambda tree, _: tree, 1)
-    return TreeDataset(None, "all", {}, lambda: content, Vocabulary([]))
-
-
-def columns_of(trees: list[DynTreeData], rows: Sequence[int]) -> TreeColumns:
-    columns = dataset_of(trees).__getitems__(rows)
-    assert isinstance(columns, TreeColumns)
-    return columns
+def columns_of(trees: list[DynTreeData], rows: Sequence[int]) -> Columns:
+    columns = Columns.of(trees)
+    assert columns is not None
+    return columns[rows]
 
 
 def assert_same_batch(wanted: Batch, found: Batch | None) -> None:
@@ -63,12 +56,14 @@ def assert_same_batch(wanted: Batch, found: Batch | None) -> None:
 
 @given(st.lists(structures(), min_size=1, max_size=4), st.booleans(), st.data())
 def test_same_as_the_list(dags: list[Dag], rich: bool, data: st.DataObject) -> None:
-    trees = [tree_of(dag, rich) for dag in dags] * 2  # one tree alone has no slices
+    trees = [tree_of(dag, rich) for dag in dags]
     rows = data.draw(st.lists(st.integers(0, len(trees) - 1), min_size=1, max_size=6))
-    dataset, chosen = dataset_of(trees), [trees[row] for row in rows]
-    joined = TreeColumns.of(trees)
+    chosen = [trees[row] for row in rows]
+    joined = Columns.of(trees)
     assert joined is not None
-    for columns in (dataset.__getitems__(rows), joined[rows]):
+    twice = Columns.joined([joined, joined])
+    shifted = [row + len(trees) for row in rows]
+    for columns in (joined[rows], twice[shifted]):
         assert len(columns) == len(list(columns)) == len(rows)
         for wanted, found in zip(chosen, columns, strict=True):
             assert_same(wanted, found)
@@ -78,15 +73,43 @@ def test_same_as_the_list(dags: list[Dag], rich: bool, data: st.DataObject) -> N
             one, other = (Collater(arity=arity)(each) for each in (columns, chosen))
             assert one.schedule == other.schedule
             assert one.schedule.checksums == other.schedule.checksums
-    for row, tree in enumerate(dataset.__getitems__(range(len(dataset)))):
-        assert_same(dataset[row], tree)
+    assert joined.sizes == [tree.num_nodes for tree in trees]
+
+
+@given(dags=st.lists(structures(), min_size=1, max_size=4), rich=st.booleans())
+def test_what_is_saved_is_loaded(dags, rich, tmp_path_factory) -> None:
+    trees = [tree_of(dag, rich) for dag in dags]
+    columns = Columns.of(trees)
+    assert columns is not None
+    columns.facts = {"words": ["a"]}
+    path = tmp_path_factory.mktemp("columns") / "trees.pt"
+    columns.save(path)
+    again = Columns.load(path, DynTreeData)
+    assert again.facts == columns.facts
+    for wanted, found in zip(trees, again, strict=True):
+        assert_same(wanted, found)
+    rows = [len(trees) - 1, 0]
+    assert_same_batch(columns[rows].merged(), again[rows].merged())
+
+
+@pytest.mark.parametrize("content", [b"", b"PK half of a file"])
+def test_a_damaged_file_says_so(content: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "trees.pt"
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match="columns: the file cannot be used"):
+        Columns.load(path, DynTreeData)
+    torch.save({"format": "another"}, path)
+    with pytest.raises(ValueError, match="another"):
+        Columns.load(path, DynTreeData)
+    with pytest.raises(FileNotFoundError):
+        Columns.load(tmp_path / "none.pt", DynTreeData)
 
 
 def test_excluded_fields() -> None:
     trees = [full(2), full(3)]
     wanted = Batch.from_data_list(trees, exclude_keys=["x", "y"])
     for left_out, excluded in ((["x", "y"], ()), ([], "xy")):
-        columns = TreeColumns.of(trees, left_out)
+        columns = Columns.of(trees, left_out)
         assert columns is not None
         assert_same_batch(wanted, columns.merged(excluded))
         assert columns.merged(["num_nodes"]) is None
@@ -103,15 +126,15 @@ def test_examples_stay_as_they_were() -> None:
 @given(structures(), st.booleans(), st.sampled_from([(None, "both"), (3, "bottom_up")]))
 def test_a_batch_of_one_is_like_any_other(dag: Dag, rich: bool, option: tuple[Any, str]) -> None:
     tree, collate = tree_of(dag, rich), Collater(arity=option[0], direction=option[1])
-    columns = TreeColumns.of([tree])
+    columns = Columns.of([tree])
     assert columns is not None
     found, wanted = collate([tree]), collate(columns)
-    assert TreeColumns.batch_of_one(tree) is not None, "it was built as a batch of several"
+    assert batch_of_one(tree) is not None, "it was built as a batch of several"
     for batch in (found, pickle.loads(pickle.dumps(found)), copy.deepcopy(found)):  # noqa: S301
         assert_same_batch(wanted, batch)
         assert all(type(value) is type(wanted[key]) for key, value in batch)
     assert found.schedule.checksums == wanted.schedule.checksums
-    assert_same_batch(Batch.from_data_list([tree]), TreeColumns.batch_of_one(tree))
+    assert_same_batch(Batch.from_data_list([tree]), batch_of_one(tree))
     assert_same(collate([collate([tree]).get_example(0)]), found)
     for key, value in tree:
         if isinstance(value, torch.Tensor) and value.numel():
@@ -128,7 +151,6 @@ def test_a_batch_of_one_is_like_any_other(dag: Dag, rich: bool, option: tuple[An
         ({"root_index": torch.tensor([], dtype=torch.long)}, "root_index does not belong"),
         ({"edge_index": torch.tensor([[0, 1], [2, 3]])}, "a node that does not exist"),
         ({"edge_index": torch.tensor([[0, 1, 2], [1, 2, 0]])}, "edge_index has a cycle"),
-        ({"edge_index": torch.tensor([[0, 1], [2, 2]]).int()}, "int32 tensor"),
         ({"child_slot": torch.tensor([1, 1])}, "two arguments in one slot"),
         ({"child_slot": torch.tensor([0, 2])}, "beyond the arity"),
         ({"has_input": torch.tensor([True, False])}, "has_input has the wrong length"),
@@ -151,7 +173,7 @@ def test_is_a_sequence() -> None:
     for chosen in ([-1], np.array([False, True])):
         assert columns[chosen][0].token.tolist() == last == [5, 6, -1]
     assert len(columns[[]]) == len(columns[2:]) == 0
-    assert repr(columns) == "TreeColumns(2 examples, 6 nodes)"
+    assert repr(columns) == "Columns(2 examples, 6 nodes)"
     for wrong in (2, [0, 2]):
         with pytest.raises(IndexError):
             columns[wrong]
@@ -183,7 +205,7 @@ def test_broken_trees_are_named(key: str, value: torch.Tensor, told: str) -> Non
         for tree in trees:
             tree[key] = value
     trees[1][key] = value
-    for examples in (trees, TreeColumns.of(trees)):
+    for examples in (trees, Columns.of(trees)):
         with pytest.raises(ValueError, match=told):
             Collater()(examples)
 
@@ -195,11 +217,17 @@ class OwnTree(DynTreeData):
 allow_batches(OwnTree)
 
 
+class Shifted(DynTreeData):
+    """A user's own class, whose rows PyG joins in another way."""
+
+    def __inc__(self, key: str, value: Any, *rest: Any) -> Any:
+        return 5 if key == "mark" else super().__inc__(key, value, *rest)
+
+
 OTHER_EXAMPLES = [
-    [Data(num_nodes=1)],
-    [OwnTree(torch.empty(2, 0, dtype=torch.int64), num_nodes=1)],
-    [chain_tree(2, mark=torch.zeros(1))],
-    [chain_tree(2, name="a")],
+    [Data(x=torch.zeros(1, 1))],
+    [Shifted(torch.empty(2, 0, dtype=torch.int64), num_nodes=1)],
+    [chain_tree(2, mark_batch=torch.zeros(1))],
     [chain_tree(2, target=torch.tensor(1.0))],
     [chain_tree(2), full(2)],
     [chain_tree(2, y=torch.zeros(2)), chain_tree(2, y=torch.zeros(2, dtype=torch.int64))],
@@ -211,24 +239,26 @@ OTHER_EXAMPLES = [
 
 @pytest.mark.parametrize("examples", OTHER_EXAMPLES)
 def test_steps_aside_for_examples(examples: list[Data]) -> None:
-    assert TreeColumns.of(examples) is None
+    assert Columns.of(examples) is None
 
 
-OTHER_FIELDS = [
-    ("name", ["a", "b", "c"]),
-    ("mark", torch.zeros(9)),
-    ("token", torch.zeros(9, device="meta")),
-    ("x", torch.zeros(9, 2).to_sparse()),
+OWN_EXAMPLES = [
+    [OwnTree(torch.empty(2, 0, dtype=torch.int64), num_nodes=1)] * 2,
+    [chain_tree(2, mark=torch.zeros(1)), chain_tree(3, mark=torch.ones(4))],
+    [chain_tree(2, name="a"), chain_tree(1, name="b")],
+    [chain_tree(2, number=3), chain_tree(1, number=4)],
+    [chain_tree(3, leaf_index=torch.tensor([0])), chain_tree(2, leaf_index=torch.tensor([1]))],
 ]
 
 
-@pytest.mark.parametrize(("key", "value"), OTHER_FIELDS)
-def test_steps_aside_for_data_sets(key: str, value: Any) -> None:
-    dataset = dataset_of(small())
-    assert isinstance(dataset.__getitems__([0]), TreeColumns)
-    dataset._data[key] = value
-    dataset.slices = {**dataset.slices, key: dataset.slices["token"]}
-    assert isinstance(dataset.__getitems__([0]), list)
+@pytest.mark.parametrize("examples", OWN_EXAMPLES)
+def test_own_classes_and_fields(examples: list[Data]) -> None:
+    columns = Columns.of(examples)
+    assert columns is not None
+    for wanted, found in zip(examples, columns, strict=True):
+        assert_same(wanted, found)
+    assert_same_batch(Batch.from_data_list(examples), columns.merged())
+    assert_same_batch(Batch.from_data_list(examples[:1]), batch_of_one(examples[0]))
 
 
 TREES = [DynTreeData(torch.tensor([[0, 1], [2, 2]]), num_nodes=3)] * 2

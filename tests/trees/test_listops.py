@@ -156,8 +156,8 @@ def test_limits_hold() -> None:
     recipe = ListOpsRecipe(train=500, val=0, test=0, max_depth=4, max_args=3, max_length=30)
     assert max(map(len, recipe.generate()["train"])) <= 30
     dataset = ListOps(None, "train", recipe=recipe)
-    assert int(dataset.depth.max()) == 3  # four nodes on the longest path
-    assert int(dataset.child_slot.max()) == 2
+    assert int(dataset.columns.fields["depth"].max()) == 3  # four nodes on the longest path
+    assert int(dataset.columns.fields["child_slot"].max()) == 2
 
 
 def test_pieces_are_distributed_as_published() -> None:
@@ -171,18 +171,19 @@ def test_pieces_are_distributed_as_published() -> None:
     arguments = (sum(digits) + sum(operators) - len(drawn)) / sum(operators)
     assert arguments == pytest.approx(3.5, abs=0.1)
     assert (ListOpsRecipe().max_depth, ListOpsRecipe().max_args) == (20, 5)
-    values = ListOps(None, "train", recipe=ListOpsRecipe(train=2000, val=0, test=0)).y
+    dataset = ListOps(None, "train", recipe=ListOpsRecipe(train=2000, val=0, test=0))
+    values = dataset.columns.fields["y"]
     assert float(torch.bincount(values[values >= 0]).max()) / 2000 < 0.2  # labels of the roots
 
 
 def test_the_cache_knows_form_and_recipe(tmp_path: Path) -> None:
     ListOps(tmp_path, "train", recipe=SMALL)
-    files = {path.name for path in (tmp_path / "processed").iterdir()}
+    files = {path.name for path in (tmp_path / "processed").glob("*.*.pt")}
     assert {name.partition(".")[0] for name in files} == {"train", "val", "test"}
     binary = ListOps(tmp_path, "dev", "binary", SMALL)
     assert (len(binary), binary.num_classes, binary.num_tokens) == (40, 10, 16)
     ListOps(tmp_path, "train", recipe=ListOpsRecipe(train=10, val=0, test=0))
-    assert len(list((tmp_path / "processed").iterdir())) == 7
+    assert len(list((tmp_path / "processed").glob("*.*.pt"))) == 7
 
 
 def test_reads_the_published_format(samples: Path) -> None:
@@ -190,7 +191,7 @@ def test_reads_the_published_format(samples: Path) -> None:
     assert [int(data.y[data.root_index]) for data in dataset] == [9, 4, 3, 7]
     assert dataset[0].num_nodes == 7 and dataset[3].num_nodes == 1
     binary = ListOps(None, "test", "binary", tsv=samples / "listops.tsv")
-    assert binary.node_counts == [2 * n - 1 for n in (9, 6, 4, 1)]
+    assert binary.sizes == [2 * n - 1 for n in (9, 6, 4, 1)]
 
 
 BAD_LINES = [

@@ -16,7 +16,6 @@ from pyg_dynbatch.data import (
     parse_bracketed,
     to_bracketed,
 )
-from pyg_dynbatch.trees.text import parse_parents
 from pyg_dynbatch.trees.words import unescape
 from tests.trees.helpers import assert_same
 
@@ -184,49 +183,6 @@ def test_what_cannot_be_read_back_is_not_written(changed: dict, words: str) -> N
 def test_forests_are_not_written() -> None:
     with pytest.raises(ValueError, match=r"wrong number of roots[\s\S]*got: +2"):
         to_bracketed(FOREST, Vocabulary(["a"]))
-
-
-@given(st.integers(1, 15).flatmap(lambda n: st.tuples(st.permutations(range(n)), st.data())))
-def test_random_dependency_trees(drawn: tuple[list[int], st.DataObject]) -> None:
-    order, data = drawn
-    above = {order[0]: -1}
-    for i, node in enumerate(order[1:], start=1):
-        above[node] = order[data.draw(st.integers(0, i - 1))]
-    pointers = " ".join(str(above[node] + 1) for node in range(len(order)))
-    tree = parse_parents(pointers, [str(node) for node in range(len(order))])
-    assert tree.parents == [above[node] for node in range(len(order))]
-    tree.to_data(Vocabulary(["0"]), labelled=False).validate(require_tree=True)
-    for parent in range(len(order)):
-        children = [node for node in range(len(order)) if above[node] == parent]
-        assert [tree.slots[child] for child in children] == list(range(len(children)))
-
-
-def test_constituents_are_ordered_by_their_first_word() -> None:
-    # ((A man) (sings (a song))) with the right constituent numbered before the left one
-    tree = parse_parents("8 8 6 7 7 9 6 9 0", ["A", "man", "sings", "a", "song"])
-    assert tree.tokens == ["A", "man", "sings", "a", "song", None, None, None, None]
-    assert tree.slots == [0, 1, 0, 0, 1, 1, 1, 0, 0]
-    assert tree.depths == [0, 0, 0, 0, 0, 2, 1, 1, 3]
-    outside = parse_parents("2 0 -1 2", ["Dogs", "run", ",", "fast"])
-    assert outside.words == ["Dogs", "run", "fast"] and outside.parents == [1, -1, 1]
-
-
-BAD_POINTERS = [
-    ("2 x", "a parent pointer is not an integer", "'x'"),
-    ("0", "there are fewer parent pointers than words", "1 pointers for 2 words"),
-    ("0 3", "the parent of node 2 is not in the tree", "3"),
-    ("0 -2", "the parent of node 2 is not in the tree", "-2"),
-    ("0 0", "there is not exactly one root", "2 zeros"),
-    ("-1 1", "the parent of node 2 is not in the tree", "1"),
-    ("0 3 2", "the parent pointers form a cycle", "nodes [2, 3]"),
-]
-
-
-@pytest.mark.parametrize(("pointers", "problem", "got"), BAD_POINTERS)
-def test_says_what_is_wrong(pointers: str, problem: str, got: str) -> None:
-    match = rf"parent pointers: {problem}[.][\s\S]*{re.escape(got)}[\s\S]*where:    a.parents:4"
-    with pytest.raises(ValueError, match=match):
-        parse_parents(pointers, ["a", "b"], "a.parents:4")
 
 
 def test_vocabularies() -> None:

@@ -7,19 +7,20 @@ import pytest
 from hypothesis import given
 from matplotlib.colors import to_hex
 
-from pyg_dynbatch import visualize
+from pyg_dynbatch import plots
+from pyg_dynbatch.metrics import roc_auc
 from tests.strategies import Dag, trees
 
 
 def one_axes():
-    return visualize.new_figure(1, 1, 4.0, 3.0)[1][0]
+    return plots.new_figure(1, 1, 4.0, 3.0)[1][0]
 
 
 def drawn(children: tuple, predicted: list[int], gold: list[int], words: list[str], classes: int):
     tree = Dag(children)
     edges, slots, depth = tree.edge_index.numpy(), tree.child_slot.numpy(), np.array(tree.depth)
     labels = (np.array(predicted), np.array(gold))
-    return visualize.draw_tree(one_axes(), edges, slots, depth, *labels, words, classes)
+    return plots.draw_tree(one_axes(), edges, slots, depth, *labels, words, classes)
 
 
 def texts_of(axes) -> list[str]:
@@ -34,11 +35,11 @@ def test_steps_are_drawn_in_colours_until_one_of_them() -> None:
     tree = Dag(((), (), (0, 1), (), (2, 3)))
     depth = np.array(tree.depth)
     arrays = (tree.edge_index.numpy(), tree.child_slot.numpy(), depth, depth)
-    axes = visualize.draw_steps(one_axes(), *arrays, ["a", "b", "", "c", ""], until=1)
+    axes = plots.draw_steps(one_axes(), *arrays, ["a", "b", "", "c", ""], until=1)
     _, nodes = axes.collections
     assert nodes.get_offsets()[:, 1].tolist() == tree.depth
     edges = [to_hex(colour) for colour in nodes.get_edgecolors()]
-    assert edges == [visualize.SEQUENCE[step] for step in depth]
+    assert edges == [plots.SEQUENCE[step] for step in depth]
     faces = [to_hex(colour) for colour in nodes.get_facecolors()]
     assert faces == [*edges[:4], "#ffffff"]
     assert texts_of(axes) == ["a", "b", "", "c", ""]
@@ -47,7 +48,7 @@ def test_steps_are_drawn_in_colours_until_one_of_them() -> None:
 @given(trees(max_nodes=30))
 def test_leaves_are_side_by_side_in_order_and_parents_between_children(tree: Dag) -> None:
     edges, slots = tree.edge_index.numpy(), tree.child_slot.numpy()
-    x, y = visualize.tree_layout(edges, slots, np.array(tree.depth))
+    x, y = plots.tree_layout(edges, slots, np.array(tree.depth))
     assert y.tolist() == tree.depth
     order: list[int] = []
     stack = list(reversed(tree.roots))
@@ -65,12 +66,12 @@ def test_leaves_are_side_by_side_in_order_and_parents_between_children(tree: Dag
 
 def test_layout_of_a_deep_chain_and_of_shared_nodes() -> None:
     n = 2000
-    x, y = visualize.tree_layout(
+    x, y = plots.tree_layout(
         np.stack([np.arange(n - 1), np.arange(1, n)]), np.zeros(n - 1, int), np.arange(n)
     )
     assert (x == 0).all()
     diamond = np.array([[0, 0, 1, 2], [1, 2, 3, 3]])
-    x, y = visualize.tree_layout(diamond, np.array([0, 0, 0, 1]), np.array([0, 1, 1, 2]))
+    x, y = plots.tree_layout(diamond, np.array([0, 0, 0, 1]), np.array([0, 1, 1, 2]))
     assert not np.isnan(x).any()
 
 
@@ -95,15 +96,15 @@ def test_every_word_is_drawn_and_signs_are_not_rotated() -> None:
 
 
 def test_legend_of_many_classes_names_a_few() -> None:
-    figure, _ = visualize.new_figure(1, 1, 4.0, 3.0)
-    visualize.draw_tree_legend(figure, 300)
+    figure, _ = plots.new_figure(1, 1, 4.0, 3.0)
+    plots.draw_tree_legend(figure, 300)
     labels = labels_of(figure.legends[0])
     assert len(labels) == 13
     assert labels[0] == "class 0" and labels[9] == "class 299"
 
 
 def test_schedule_has_one_bar_per_step_in_the_colour_of_its_operation() -> None:
-    axes = visualize.draw_schedule(
+    axes = plots.draw_schedule(
         one_axes(), ["leaf", "node"], [0, 1, 1, 0], [9, 4, 2, 1], "agenda"
     )
     heights = {round(bar.get_x() + bar.get_width() / 2): bar.get_height() for bar in axes.patches}
@@ -111,20 +112,20 @@ def test_schedule_has_one_bar_per_step_in_the_colour_of_its_operation() -> None:
     assert len({bar.get_facecolor() for bar in axes.patches}) == 2
     assert labels_of(axes.get_legend()) == ["leaf (2 steps, 10 rows)", "node (2 steps, 6 rows)"]
     with pytest.raises(ValueError, match="operation and rows differ in length"):
-        visualize.draw_schedule(one_axes(), ["leaf"], [0, 0], [1], "depth")
+        plots.draw_schedule(one_axes(), ["leaf"], [0, 0], [1], "depth")
 
 
 def test_curves_have_labels() -> None:
-    axes = visualize.draw_curves(
+    axes = plots.draw_curves(
         one_axes(), {"train": ([0, 1], [1, 2]), "val": ([0], [3])}, "epoch", "loss"
     )
     assert [line.get_label() for line in axes.lines] == ["train", "val"]
-    assert visualize.draw_curves(one_axes(), {}, "epoch", "loss").get_legend() is None
+    assert plots.draw_curves(one_axes(), {}, "epoch", "loss").get_legend() is None
 
 
 def test_many_curves_differ_and_the_legend_is_next_to_them() -> None:
     many = {f"curve {number}": ([0, 1], [number, number]) for number in range(18)}
-    axes = visualize.draw_curves(one_axes(), many, "epoch", "loss")
+    axes = plots.draw_curves(one_axes(), many, "epoch", "loss")
     assert len({(line.get_color(), line.get_linestyle()) for line in axes.lines}) == 18
     axes.figure.draw_without_rendering()
     assert axes.get_legend().get_window_extent().x0 >= axes.get_window_extent().x1
@@ -132,23 +133,23 @@ def test_many_curves_differ_and_the_legend_is_next_to_them() -> None:
 
 @pytest.mark.parametrize("name", ["picture.png", "picture.svg", "deep/er/picture.pdf"])
 def test_figures_are_saved_atomically(tmp_path: Path, name: str) -> None:
-    figure, _ = visualize.new_figure(1, 1, 2.0, 2.0)
-    path = visualize.save_figure(figure, tmp_path / name)
+    figure, _ = plots.new_figure(1, 1, 2.0, 2.0)
+    path = plots.save_figure(figure, tmp_path / name)
     assert path.stat().st_size > 500
     with pytest.raises(ValueError, match="not supported"):
-        visualize.save_figure(figure, path.with_suffix(".nothing"))
+        plots.save_figure(figure, path.with_suffix(".nothing"))
     assert [p.name for p in path.parent.iterdir()] == [path.name]
 
 
 def test_missing_matplotlib_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "matplotlib.figure", None)
-    with pytest.raises(ImportError, match="visualize: matplotlib is missing"):
-        visualize.new_figure(1, 1, 1.0, 1.0)
+    with pytest.raises(ImportError, match="plots: matplotlib is missing"):
+        plots.new_figure(1, 1, 1.0, 1.0)
 
 
 def test_parity_shows_known_values_on_equal_axes() -> None:
     target = np.array([1.0, np.nan, 3.0])
-    axes = visualize.draw_parity(one_axes(), target, np.array([0.5, 9.0, 4.0]), "logS")
+    axes = plots.draw_parity(one_axes(), target, np.array([0.5, 9.0, 4.0]), "logS")
     assert axes.collections[0].get_offsets().tolist() == [[1.0, 0.5], [3.0, 4.0]]
     assert axes.get_xlim() == axes.get_ylim()
     assert axes.get_xlim()[0] < 0.5 < 4.0 < axes.get_xlim()[1]
@@ -156,15 +157,26 @@ def test_parity_shows_known_values_on_equal_axes() -> None:
 
 
 def test_parity_without_values_and_with_one_value() -> None:
-    points = visualize.draw_parity(one_axes(), np.array([np.nan]), np.array([1.0])).collections[0]
+    points = plots.draw_parity(one_axes(), np.array([np.nan]), np.array([1.0])).collections[0]
     assert len(points.get_offsets()) == 0
-    low, high = visualize.draw_parity(one_axes(), np.array([2.0]), np.array([2.0])).get_xlim()
+    low, high = plots.draw_parity(one_axes(), np.array([2.0]), np.array([2.0])).get_xlim()
     assert low < 2.0 < high
 
 
-def test_calibration_has_one_point_per_bin_of_equal_size() -> None:
-    label = np.where(np.arange(20) == 7, np.nan, (np.arange(20) >= 10).astype(float))
-    axes = visualize.draw_calibration(one_axes(), label, np.linspace(0, 1, 20), bins=2)
-    (low, high), seen = axes.lines[1].get_data()
-    assert seen.tolist() == [0.1, 1.0]
-    assert 0 < low < 0.5 < high < 1
+def test_roc_is_a_staircase_whose_area_is_the_metric() -> None:
+    random = np.random.default_rng(0)
+    score = random.integers(0, 6, 200) / 6
+    label = (random.random(200) < score).astype(float)
+    label[:20] = np.nan
+    x, y = plots.draw_roc(one_axes(), label, score).lines[1].get_data()
+    known = ~np.isnan(label)
+    area = np.trapezoid(y, x)
+    assert area == pytest.approx(roc_auc(score[known], label[known] == 1))
+    assert len(x) <= 7 and (x[0], y[0], x[-1], y[-1]) == (0, 0, 1, 1)
+
+
+def test_a_learning_curve_reads_the_table_of_lightning(tmp_path: Path) -> None:
+    table = tmp_path / "metrics.csv"
+    table.write_text("epoch,train/loss,val/loss,val/rmse\n0,2.0,,\n0,,1.5,3\n1,1.0,,\n1,,1.2,2\n")
+    path = plots.draw_learning_curve(table, tmp_path / "curve.png", ["loss", "rmse"])
+    assert path.stat().st_size > 1000
