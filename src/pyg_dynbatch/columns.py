@@ -1,6 +1,5 @@
 """Examples as one long column per field: the form of data sets, batches and processed files."""
 
-import pickle
 from collections.abc import Collection, Mapping, Sequence
 from copy import copy
 from functools import cache, partial
@@ -16,7 +15,7 @@ from torch_geometric.data import Batch, Data
 from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.core.movable import MovablePlan
 from pyg_dynbatch.core.structure import concatenated_ranges
-from pyg_dynbatch.files import existing, write_atomically
+from pyg_dynbatch.files import UNREADABLE, existing, write_atomically
 
 FORMAT = "pyg_dynbatch.columns.1"
 
@@ -158,7 +157,7 @@ class Columns(Sequence[Data]):
         try:
             content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
             content_format = content["format"]
-        except (RuntimeError, pickle.UnpicklingError, EOFError, KeyError, TypeError) as error:
+        except UNREADABLE as error:
             got = f"{type(error).__name__}: {error}".partition("\n")[0]
             raise _not_columns(path, got) from error
         if content_format != FORMAT:

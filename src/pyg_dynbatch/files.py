@@ -4,6 +4,7 @@ import gzip
 import hashlib
 import io
 import os
+import pickle
 import urllib.request
 import uuid
 import zlib
@@ -17,6 +18,11 @@ from urllib.error import HTTPError, URLError
 from tqdm import tqdm
 
 from pyg_dynbatch.core.errors import mismatch
+
+UNREADABLE = (
+    EOFError, KeyError, OSError, RuntimeError, TypeError, ValueError, pickle.UnpicklingError
+)  # fmt: skip
+"""What ``torch.load`` and a look into its result raise for a damaged or foreign file."""
 
 
 def write_atomically(path: str | Path, write: Callable[[Path], object]) -> Path:

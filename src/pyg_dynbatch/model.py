@@ -1,7 +1,6 @@
 """Models: networks that know their loss, their predictions and their metrics."""
 
 import inspect
-import pickle
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -15,7 +14,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from pyg_dynbatch.core.errors import mismatch
-from pyg_dynbatch.files import existing, write_atomically
+from pyg_dynbatch.files import UNREADABLE, existing, write_atomically
 
 Loss = tuple[Float[Tensor, ""], Int[Tensor, ""]]
 """A sum of losses, and the number of its terms."""
@@ -175,7 +174,7 @@ def open_checkpoint(path: str | Path) -> dict[str, Any]:
     try:
         contents = torch.load(path, map_location="cpu", weights_only=True)
         header = contents[HEADER]
-    except (pickle.UnpicklingError, RuntimeError, EOFError, KeyError, TypeError) as error:
+    except UNREADABLE as error:
         got = f"{type(error).__name__}: {error}".partition("\n")[0]
         raise mismatch(ValueError, what, expected, got, where=path) from error
     return {**header, "weights": _weights_of(contents["state_dict"])}
