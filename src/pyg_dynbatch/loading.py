@@ -192,7 +192,8 @@ class PlanningLoader(PyGDataLoader):
                 got=collate_fn,
                 hint="torch.utils.data.DataLoader(dataset, collate_fn=…)",
             )
-        sizes = getattr(kwargs.get("batch_sampler"), "sizes", None)
+        batch_sampler = kwargs.get("batch_sampler")
+        sizes = getattr(batch_sampler, "sizes", None)
         if sizes is not None and hasattr(dataset, "__len__") and len(sizes) != len(dataset):
             raise mismatch(
                 ValueError,
@@ -204,10 +205,12 @@ class PlanningLoader(PyGDataLoader):
         self.shuffle = shuffle
         super().__init__(dataset, batch_size, shuffle, **kwargs)
         self.collate_fn = collater if collate_fn is None else collate_fn
+        if hasattr(batch_sampler, "sampler"):
+            # As with torch's own BatchSampler. Lightning replaces any that is not distributed.
+            self.__dict__["sampler"] = batch_sampler.sampler
 
     def __iter__(self) -> Iterator[Any]:
-        samplers = (self.sampler, getattr(self.batch_sampler, "sampler", None))
-        if any(isinstance(sampler, DistributedSampler) for sampler in samplers):
+        if isinstance(self.sampler, DistributedSampler):
             return self._fetched_at_first_next()
         return self._pass()
 

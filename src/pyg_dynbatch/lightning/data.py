@@ -112,13 +112,26 @@ class DataModule(pl.LightningDataModule, ABC):
             batches = self._budgeted(sampler, dataset.sizes, self.max_size)
         elif shuffle:
             return PlanningLoader(
-                dataset, self.batch_size, None, collater, sampler=sampler, **options
+                dataset,
+                batch_size=self.batch_size,
+                shuffle=None,
+                collater=collater,
+                sampler=sampler,
+                **options,
             )
         else:
             # A budget of examples, as Lightning's own sampler would repeat some of them to make
             # the shares of the ranks equal.
             batches = NodeBudgetBatchSampler(sampler, [1] * len(dataset), self.batch_size)
-        return PlanningLoader(dataset, 1, None, collater, batch_sampler=batches, **options)
+        # All by name: Lightning rebuilds loaders with other samplers (overfit_batches).
+        return PlanningLoader(
+            dataset,
+            batch_size=1,
+            shuffle=None,
+            collater=collater,
+            batch_sampler=batches,
+            **options,
+        )
 
     def _sampler(self, dataset: Any, shuffle: bool) -> Any:
         """Return what decides the order of a split and the share of this rank."""
