@@ -1,5 +1,7 @@
-"""Small data and quiet trainers for tests."""
+"""Small data, tasks over them, and quiet trainers."""
 
+from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,14 +12,8 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
 
 from pyg_dynbatch.datasets import ListOpsRecipe
-from pyg_dynbatch.lightning import (
-    LastCheckpoint,
-    ListOpsData,
-    OptimizerOptions,
-    RandomState,
-    TreeClassification,
-    TreeFileData,
-)
+from pyg_dynbatch.lightning import DataModule, ListOpsData, RandomState, Task, TreeFileData
+from pyg_dynbatch.models import TreeClassifier
 
 # A process that has computed gradients on a machine with a GPU must not be forked.
 FORKS = [
@@ -26,6 +22,7 @@ FORKS = [
 ]
 
 RECIPE = ListOpsRecipe(train=60, val=21, test=17, max_depth=4, max_length=30)
+ADAM = partial(torch.optim.Adam, lr=0.01)
 SIZES = {"embedding_channels": 6, "hidden_channels": 8}
 
 
@@ -47,15 +44,10 @@ def tree_files(folder: Path, **options: Any) -> TreeFileData:
     return TreeFileData(*paths, **{"batch_size": 8, **options})
 
 
-def task(data: Any, **options: Any) -> TreeClassification:
+def task(data: DataModule, optimizer: Any = ADAM, rate: Any = "constant", **options: Any) -> Task:
     """A small classifier for a data module."""
-    given = {
-        "cell": "child_sum",
-        "optimizer": OptimizerOptions("adam", lr=0.01),
-        **SIZES,
-        **options,
-    }
-    return TreeClassification(data.num_tokens, data.num_classes, **given)
+    model = TreeClassifier(data.schema, **{"cell": "child_sum", **SIZES, **options})
+    return Task(model, optimizer, rate)
 
 
 def trainer(folder: Path, epochs: int = 1, **options: Any) -> pl.Trainer:
@@ -69,7 +61,7 @@ def trainer(folder: Path, epochs: int = 1, **options: Any) -> pl.Trainer:
         "enable_progress_bar": False,
         "enable_model_summary": False,
         "log_every_n_steps": 1,
-        "callbacks": [RandomState(), checkpointing(), LastCheckpoint()],
+        "callbacks": [RandomState(), *checkpointing()],
     }
     run = pl.Trainer(**{**defaults, **options})
     if run.logger is not None:
@@ -85,17 +77,26 @@ def bare_trainer(folder: Path, ranks: int = 1, **options: Any) -> pl.Trainer:
     return trainer(folder, devices=ranks, **{**given, **options})
 
 
-def checkpointing() -> ModelCheckpoint:
-    """Keeps the best checkpoint."""
-    return ModelCheckpoint(
-        monitor="val/accuracy",
-        mode="max",
-        filename="best",
-        auto_insert_metric_name=False,
-        enable_version_counter=False,
-    )
+def checkpointing() -> list[ModelCheckpoint]:
+    """Keep the checkpoints of the best epoch and of the last, as the command line does."""
+    best = ModelCheckpoint(monitor="val/accuracy", mode="max", filename="best")
+    return [best, ModelCheckpoint(filename="last", save_on_train_epoch_end=True)]
 
 
 def last_of(run: pl.Trainer) -> str:
     """Path of the last checkpoint of a run."""
     return str(Path(run.log_dir or "") / "checkpoints" / "last.ckpt")
+
+
+def weights_of(module: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """Copy all weights."""
+    return {name: value.clone() for name, value in module.state_dict().items()}
+
+
+def assert_equal_weights(
+    found: Mapping[str, torch.Tensor], expected: Mapping[str, torch.Tensor]
+) -> None:
+    """Assert that all weights are equal bit by bit."""
+    assert found.keys() == expected.keys()
+    for name, weight in expected.items():
+        assert torch.equal(found[name], weight), name

@@ -1,124 +1,143 @@
-"""Resuming: the weights of a resumed run equal those of a run that was never stopped."""
+"""A model keeps its options: a checkpoint alone opens it, and no other model takes it."""
 
-from concurrent.futures import ThreadPoolExecutor
+import inspect
+import subprocess
+import sys
+from collections.abc import Callable
 from pathlib import Path
-from threading import Barrier
+from typing import Any
 
-import lightning.pytorch as pl
+import numpy as np
 import pytest
 import torch
-from lightning.pytorch.loggers import CSVLogger
+from torch import nn
 
-from pyg_dynbatch.lightning import OptimizerOptions, RateOptions
-from pyg_dynbatch.prediction import read_checkpoint
-from pyg_dynbatch.training.runs import claim_folder
-from tests.training.helpers import last_of, listops, task, trainer
+from pyg_dynbatch import models
+from pyg_dynbatch.models import Model, TreeClassifier, TreeSchema, load, predict
+from tests.training.conftest import Fitted
+from tests.training.helpers import SIZES, assert_equal_weights, task, trainer
 
-
-def weights_of(module: torch.nn.Module) -> dict[str, torch.Tensor]:
-    return {name: value.clone() for name, value in module.state_dict().items()}
-
-
-OPTIMIZERS = [
-    OptimizerOptions("adam", lr=0.01),
-    OptimizerOptions("adagrad", lr=0.05, embedding="sgd", embedding_lr=0.1),
-    OptimizerOptions("adagrad", lr=0.05, initial_accumulator=0.1, embedding_gradient_scale=0.1),
+KINDS = [
+    kind
+    for kind in map(models.__dict__.get, models.__all__)
+    if inspect.isclass(kind) and issubclass(kind, Model) and kind is not Model
 ]
-LOADING: list[dict] = [{}, {"max_nodes": 120}, {"num_workers": 2}]
+SCHEMAS = {"TreeClassifier": TreeSchema(num_tokens=7, num_classes=3)}
 
 
-@pytest.mark.parametrize(("optimizer", "loading"), [*zip(OPTIMIZERS, LOADING, strict=True)])
-def test_resumed_run_equals_the_straight_one_bit_by_bit(tmp_path, optimizer, loading):
-    options = {
-        "optimizer": optimizer,
-        "rate": RateOptions("exponential", gamma=0.9),
-        "embedding_dropout": 0.2,
-        "recurrent_dropout": 0.3,
-        "output_dropout": 0.2,
-        "sparse_embedding": optimizer.name == "adagrad",
-    }
-
-    def run(folder: Path, epochs: int, seed: int, resume: str | None = None):
-        torch.manual_seed(seed)
-        data = listops(tmp_path, **loading)
-        if seed:
-            # A resumed run is a new process: its generator is in a different state, but its seed
-            # is that of the configuration.
-            torch.manual_seed(0)
-            torch.rand(seed)
-        module = task(data, **options)
-        trained = trainer(folder, epochs=epochs)
-        trained.fit(module, datamodule=data, ckpt_path=resume)
-        return weights_of(module), last_of(trained)
-
-    straight, _ = run(tmp_path / "straight", 4, 0)
-    _, last = run(tmp_path / "first", 2, 0)
-    resumed, _ = run(tmp_path / "second", 4, 17, resume=last)
-    assert straight.keys() == resumed.keys()
-    for name, weight in straight.items():
-        assert torch.equal(weight, resumed[name]), name
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind.__name__ in SCHEMAS])
+def test_every_argument_is_an_option_and_makes_the_same_model(kind: Any, tmp_path: Path) -> None:
+    model = kind(SCHEMAS[kind.__name__])
+    options = model.options()
+    assert options.keys() == inspect.signature(kind).parameters.keys()
+    assert kind(**options).options() == options
+    model.save(tmp_path / "a.ckpt")
+    again = load(tmp_path / "a.ckpt")
+    assert type(again) is kind and not again.training
+    assert again.options() == options
+    assert_equal_weights(again.state_dict(), model.state_dict())
 
 
-def test_last_checkpoint_is_of_the_last_epoch_and_truncated_ones_are_refused(tmp_path):
-    data = listops(tmp_path)
-    run = trainer(tmp_path, epochs=3)
-    run.fit(task(data, optimizer=OptimizerOptions("sgd", lr=0.0)), datamodule=data)
-    whole = Path(last_of(run)).read_bytes()
-    assert read_checkpoint(last_of(run))["epoch"] == 2
-    assert read_checkpoint(run.checkpoint_callback.best_model_path)["epoch"] == 0
-    (tmp_path / "cut.ckpt").write_bytes(whole[: len(whole) // 2])
-    (tmp_path / "text.ckpt").write_text("no checkpoint", encoding="utf-8")
-    for name in ("cut.ckpt", "text.ckpt"):
-        with pytest.raises(ValueError, match="not a checkpoint, or is truncated") as caught:
-            read_checkpoint(tmp_path / name)
-        assert f"where:    {tmp_path / name}" in str(caught.value)
-    with pytest.raises(FileNotFoundError, match="there is no such file"):
-        read_checkpoint(tmp_path / "none.ckpt")
+def test_a_checkpoint_of_a_run_predicts_without_lightning(fitted: Fitted, tmp_path: Path) -> None:
+    code = f"""
+import sys
+import numpy as np
+from pyg_dynbatch.models import load, predict
+table = predict(load({str(fitted.checkpoint)!r}), {fitted.data.files["test"]!r})
+np.savez({str(tmp_path / "table.npz")!r}, **table)
+assert not any(name.partition(".")[0] == "lightning" for name in sys.modules)
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
+    expected = predict(fitted.task.model, fitted.data.dataset("test"))
+    with np.load(tmp_path / "table.npz") as table:
+        assert set(table) == set(expected)
+        for name, column in expected.items():
+            np.testing.assert_array_equal(table[name], column)
 
 
-def test_a_changed_byte_is_refused_or_changes_nothing(tmp_path: Path) -> None:
-    contents = {"state_dict": {"w": torch.arange(9.0)}, "pytorch-lightning_version": "2.6"}
-    torch.save(contents, path := tmp_path / "a.ckpt")
-    whole, refused = path.read_bytes(), 0
-    for place in range(0, len(whole), 5):
-        changed = bytearray(whole)
-        changed[place] ^= 1 << place % 8
-        path.write_bytes(changed)
-        try:
-            assert str(read_checkpoint(path)) == str(contents)
-        except ValueError as error:
-            refused += "truncated or corrupt" in str(error)
-    assert refused > 100
+class Mean(Model):
+    """A user's own model."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.width = width
+        self.linear = nn.Linear(width, 1)
+
+    def loss(self, output: Any, batch: Any) -> Any:
+        raise NotImplementedError
+
+    def columns(self, values: Any, batch: Any, deviation: Any = None) -> Any:
+        raise NotImplementedError
+
+
+def test_own_models_are_opened_by_their_class(tmp_path: Path, fitted: Fitted) -> None:
+    path = tmp_path / "own.ckpt"
+    Mean(3).save(path)
+    assert load(path, kind=Mean).width == 3
+    with pytest.raises(ValueError, match="no model of the package") as caught:
+        load(path)
+    assert "kind=MyModel" in str(caught.value)
+    with pytest.raises(ValueError, match="not one of TreeClassifier"):
+        load(path, kind=TreeClassifier)
+    with pytest.raises(ValueError, match="not one of Mean"):
+        load(fitted.checkpoint, kind=Mean)
+
+
+def test_an_argument_that_is_not_kept_is_named(tmp_path: Path) -> None:
+    model = Mean(3)
+    del model.width
+    with pytest.raises(AttributeError, match="'width' is not kept"):
+        model.save(tmp_path / "a.ckpt")
+
+
+OTHERS: dict[str, Callable[[Fitted], dict[str, Any]]] = {
+    "hidden_channels": lambda fitted: {"hidden_channels": 9},
+    "cell": lambda fitted: {"cell": "gru"},
+    "polarity": lambda fitted: {"polarity": False},
+}
+
+
+@pytest.mark.parametrize("option", OTHERS)
+def test_a_task_refuses_the_checkpoint_of_another_model(
+    option: str, fitted: Fitted, tmp_path: Path
+) -> None:
+    other = task(fitted.data, **{"polarity": True, **OTHERS[option](fitted)})
+    with pytest.raises(ValueError, match="a different model") as caught:
+        trainer(tmp_path).test(other, datamodule=fitted.data, ckpt_path=str(fitted.checkpoint))
+    assert f"expected: {option}: " in str(caught.value)
+
+
+def test_a_task_refuses_other_words_but_not_another_dropout(fitted: Fitted, tmp_path: Path) -> None:
+    run = trainer(tmp_path)
+    same = task(fitted.data, polarity=True, embedding_dropout=0.5)
+    run.test(same, datamodule=fitted.data, ckpt_path=str(fitted.checkpoint), verbose=False)
+    assert_equal_weights(same.state_dict(), fitted.task.state_dict())
+    schema = fitted.data.schema.as_dict()
+    schema["vocabulary"] = {**schema["vocabulary"], "words": schema["vocabulary"]["words"][::-1]}
+    assert schema != fitted.data.schema.as_dict()
+    swapped = TreeClassifier(schema, **SIZES, cell="child_sum", polarity=True)
+    contents = torch.load(fitted.checkpoint, weights_only=True)
+    with pytest.raises(ValueError, match=r"expected: schema\.vocabulary\.words"):
+        type(same)(swapped).on_load_checkpoint(contents)
 
 
 class Attack:
-    def __reduce__(self):
+    def __reduce__(self) -> Any:
         return Path.touch, (Path("attacked"),)
 
 
-def test_a_foreign_pickle_is_neither_run_nor_loaded(tmp_path: Path, monkeypatch) -> None:
+def test_files_that_are_no_checkpoints_are_refused(
+    fitted: Fitted, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
-    data = listops(tmp_path)
-    torch.save({"state_dict": {}, "attack": Attack()}, "foreign.ckpt")
-    for use in ("fit", "test"):
-        with pytest.raises(ValueError, match=r"is not a checkpoint[\s\S]*foreign\.ckpt"):
-            getattr(trainer(tmp_path), use)(task(data), datamodule=data, ckpt_path="foreign.ckpt")
+    whole = fitted.checkpoint.read_bytes()
+    Path("cut.ckpt").write_bytes(whole[: len(whole) // 2])
+    Path("text.ckpt").write_text("no checkpoint")
+    torch.save({"state_dict": {}}, "foreign.ckpt")
+    torch.save({"state_dict": {}, "attack": Attack()}, "attack.ckpt")
+    for name in ("cut", "text", "foreign", "attack"):
+        with pytest.raises(ValueError, match=f"not a checkpoint of a model(?s:.*){name}.ckpt"):
+            load(f"{name}.ckpt")
+    with pytest.raises(FileNotFoundError, match=r"none\.ckpt"):
+        load("none.ckpt")
     assert not Path("attacked").exists()
-
-
-def test_runs_that_start_together_have_different_folders(tmp_path: Path) -> None:
-    ready = Barrier(8)
-
-    def folder_of_a_run(_: int) -> str:
-        # Two loggers of a run share a folder.
-        loggers = [CSVLogger(tmp_path, name="runs") for _ in range(2)]
-        options = {"accelerator": "cpu", "enable_checkpointing": False}
-        run = pl.Trainer(logger=loggers, enable_progress_bar=False, **options)
-        ready.wait()
-        claim_folder(run)
-        assert loggers[0].log_dir == loggers[1].log_dir
-        return loggers[0].log_dir
-
-    with ThreadPoolExecutor(8) as pool:
-        folders = list(pool.map(folder_of_a_run, range(8)))
-    assert sorted(folders) == [str(tmp_path / "runs" / f"version_{n}") for n in range(8)]

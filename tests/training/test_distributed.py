@@ -1,45 +1,27 @@
-"""Two processes train, measure and predict what one does."""
+"""Two processes train, measure and count what one does."""
 
+from collections import Counter
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
 import pytest
 import torch
-from torch.multiprocessing import ProcessRaisedException
+from torch.optim import SGD
 
-from pyg_dynbatch.datasets import ListOpsRecipe
-from pyg_dynbatch.lightning import (
-    ListOpsData,
-    OptimizerOptions,
-    PredictionTable,
-    TreeClassification,
-    TreeDataModule,
-)
-from tests.console import rows_of
-from tests.molecules.molecules import molecule_data, property_task
-from tests.training.helpers import FORKS, SIZES, bare_trainer
+from pyg_dynbatch.datasets import ListOps, ListOpsRecipe
+from pyg_dynbatch.lightning import DatasetData, Task, TreeFileData
+from tests.training.helpers import FORKS, bare_trainer, task, trainer, tree_files, weights_of
 
 pytestmark = FORKS
 
 TRAIN, VAL, TEST = 24, 9, 11  # an even number to train on, odd ones to measure
 RECIPE = ListOpsRecipe(train=TRAIN, val=VAL, test=TEST, max_depth=4, max_length=30)
-# One step an epoch over all trees, in any order: by number of trees, or by number of nodes, when
-# the ranks get about as many nodes each but not as many trees.
-SHARES = {"trees": {1: {"batch_size": 24}, 2: {"batch_size": 12}}}
-SHARES["nodes"] = {ranks: {"batch_size": 4, "max_nodes": 10**6} for ranks in (1, 2)}
-
-
-class LabelledNodes(ListOpsData):
-    """Labels every third node besides the roots, so that ranks differ in their labelled rows."""
-
-    def load(self, split: Any, vocabulary: Any) -> Any:
-        dataset = super().load(split, vocabulary)
-        dataset.transform = label_some
-        return dataset
 
 
 def label_some(tree: Any) -> Any:
+    """Label every third node besides the roots, so that ranks differ in their labelled rows."""
     labels = tree.y.clone()
     labels[::3] = torch.arange(tree.num_nodes)[::3] % 10
     labels[tree.root_index] = tree.y[tree.root_index]
@@ -47,152 +29,106 @@ def label_some(tree: Any) -> Any:
     return tree
 
 
-class WholeSteps(pl.Callback):
-    """Fails unless every epoch is one step of all processes over all examples."""
-
-    def __init__(self, examples: int, epochs: int) -> None:
-        self.examples, self.epochs = examples, epochs
-
-    def on_train_batch_start(
-        self, trainer: pl.Trainer, module: pl.LightningModule, batch: Any, batch_idx: int
-    ) -> None:
-        assert batch_idx == 0
-        shares = trainer.strategy.reduce(torch.tensor(batch.num_graphs), reduce_op="sum")
-        assert int(shares) == self.examples
-
-    def on_train_end(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
-        assert trainer.global_step == self.epochs
-
-
-def trainer(folder: Path, ranks: int, start: str = "ddp_fork", **options: Any) -> pl.Trainer:
-    strategy = start if ranks > 1 else "auto"
-    given = {"max_epochs": 2, "precision": "64-true", "strategy": strategy, **options}
-    return bare_trainer(folder, ranks, **given)
-
-
-def classifier(data: TreeDataModule, reduction: str = "mean", **options: Any) -> TreeClassification:
-    torch.manual_seed(3)
-    given = {"cell": "nary", "arity": 5, "optimizer": OptimizerOptions("sgd", lr=0.05), **SIZES}
-    return TreeClassification(
-        data.num_tokens, data.num_classes, reduction=reduction, **given, **options
+def labelled(**loading: Any) -> DatasetData:
+    splits = ("train", "val", "test")
+    return DatasetData(
+        *[ListOps(None, split, recipe=RECIPE, transform=label_some) for split in splits], **loading
     )
 
 
-def fitted(
-    folder: Path, ranks: int, share: dict[str, int], reduction: str, **options: Any
-) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
-    """Return the weights after two steps, and the metrics of the second epoch."""
-    data = LabelledNodes(str(folder / "data"), recipe=RECIPE, **share)
-    module = classifier(data, reduction).double()  # the weights of the ranks are copied into it
-    run = trainer(folder, ranks, callbacks=[WholeSteps(TRAIN, 2)], **options)
+def classifier(data: Any, **options: Any) -> Task:
+    torch.manual_seed(3)
+    return task(data, partial(SGD, lr=0.05), cell="nary", arity=5, **options)
+
+
+class Metrics(pl.Callback):
+    """Keep what the first rank has logged in a file, since a forked process ends."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def on_train_end(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
+        if trainer.is_global_zero:
+            torch.save(dict(trainer.callback_metrics), self.path)
+
+
+def fitted(folder: Path, ranks: int, reduction: str, batches: int, **loading: Any) -> Any:
+    """Return weights and metrics after two epochs."""
+    data = labelled(**loading)
+    module = classifier(data, reduction=reduction)
+    start = weights_of(module.double())
+    run = bare_trainer(
+        folder,
+        ranks,
+        max_epochs=2,
+        precision="64-true",
+        accumulate_grad_batches=batches,
+        callbacks=[Metrics(folder / "metrics.pt")],
+    )
     run.fit(module, datamodule=data)
-    return module.state_dict(), dict(run.callback_metrics)
+    return start, weights_of(module), torch.load(folder / "metrics.pt", weights_only=True)
 
 
-def assert_same(
-    alone: tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]],
-    both: tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]],
-    start: dict[str, torch.Tensor],
-) -> None:
-    assert {"train/loss", "train/accuracy", "val/loss", "val/node_accuracy"} <= set(alone[1])
-    assert both[1].keys() == alone[1].keys()
-    for name, value in alone[1].items():
-        torch.testing.assert_close(both[1][name], value, atol=1e-6, rtol=1e-6)
-    moved = 0.0
-    for name, weight in alone[0].items():
-        torch.testing.assert_close(both[0][name], weight, atol=1e-12, rtol=1e-12)
-        moved = max(moved, float((weight - start[name]).abs().max()))
-    assert moved > 1e-3, "the steps are big enough to differ"
-
-
-LOADING = [{"batch_size": 2}, pytest.param({"max_nodes": 60}, marks=pytest.mark.long)]
-ALL = [(share, reduction) for reduction in ("sum", "mean", "per_tree") for share in SHARES]
+# Per rank: batches of trees, two batches accumulated, and one batch by nodes, for which the ranks
+# get about as many nodes each but not as many trees.
+SHARES: dict[str, Any] = {
+    "trees": ({"batch_size": 8}, {"batch_size": 4}, 1),
+    "accumulated": ({"batch_size": 8}, {"batch_size": 2}, 2),
+    "nodes": ({"max_size": 10**6}, {"max_size": 10**6}, 1),
+}
+CASES = [("trees", "mean"), ("accumulated", "per_example"), ("nodes", "sum")]
+LONG = [(share, how) for share in SHARES for how in ("mean", "sum", "per_example")]
 
 
 @pytest.mark.parametrize(
     ("share", "reduction"),
-    [pytest.param(*each, marks=[pytest.mark.long] * (n % 3 > 0)) for n, each in enumerate(ALL)],
+    [*CASES, *[pytest.param(*each, marks=pytest.mark.long) for each in LONG if each not in CASES]],
 )
-def test_weights_and_metrics_are_those_of_one_process(tmp_path, share, reduction):
-    alone = fitted(tmp_path, 1, SHARES[share][1], reduction)
-    both = fitted(tmp_path, 2, SHARES[share][2], reduction)
-    start = classifier(LabelledNodes(str(tmp_path / "data"), recipe=RECIPE)).double()
-    assert_same(alone, both, start.state_dict())
+def test_two_ranks_are_one_of_twice_the_batch(tmp_path: Path, share: str, reduction: str) -> None:
+    whole, half, batches = SHARES[share]
+    start, alone, metrics = fitted(tmp_path, 1, reduction, 1, **whole)
+    _, both, metrics_of_both = fitted(tmp_path, 2, reduction, batches, **half)
+    assert {"train/loss", "val/loss", "val/accuracy", "val/node_accuracy"} == set(metrics)
+    torch.testing.assert_close(metrics_of_both, metrics, atol=1e-6, rtol=1e-6)
+    torch.testing.assert_close(both, alone, atol=1e-10, rtol=1e-10)
+    moved = [
+        float((weight.double() - start[name].double()).abs().max())
+        for name, weight in alone.items()
+    ]
+    assert max(moved) > 1e-3, "the steps are big enough to differ"
 
 
-class InDouble(pl.Callback):
-    """Converts the features of atoms, which Lightning does not find in a batch."""
-
-    def on_train_batch_start(
-        self, trainer: pl.Trainer, module: pl.LightningModule, batch: Any, batch_idx: int
-    ) -> None:
-        batch.x = batch.x.double()
-
-
-def molecule_weights(
-    folder: Path, ranks: int, kind: str, norm: str | None, lightning: bool = False, **network: Any
-) -> list[Any]:
-    """Return the state of the network before and after a step of plain descent, 16 molecules."""
-    data = molecule_data(folder, kind, batch_size=16 // ranks)
-    torch.manual_seed(3)
-    sgd = OptimizerOptions("sgd", lr=0.5)
-    task = property_task(data, optimizer=sgd, norm=norm, atom_norm=norm, **network).double()
-    before = {name: value.clone() for name, value in task.model.network.state_dict().items()}
-    options: Any = {"precision": "64-true", "sync_batchnorm": lightning, "limit_val_batches": 0}
-    run = bare_trainer(folder, ranks, callbacks=[WholeSteps(16, 1), InDouble()], **options)
-    run.fit(task, datamodule=data)
-    return [before, dict(task.model.network.state_dict())]
-
-
-NORMS = [
-    *(("regression", None, {}), ("binary", "layer", {})),
-    *(("binary", "batch", {"sync": True}), ("regression", "batch", {"lightning": True})),
-]
-
-
-@pytest.mark.parametrize(("kind", "norm", "sync"), NORMS)
-def test_molecules_move_the_weights_as_in_one_process(tmp_path, kind, norm, sync):
-    # Every fifth target is unknown, so that the processes differ in the number of their terms.
-    before, alone = molecule_weights(tmp_path, 1, kind, norm)
-    _, both = molecule_weights(tmp_path, 2, kind, norm, **sync)
-    torch.testing.assert_close(both, alone, rtol=1e-10, atol=1e-10)
-    moved = max(float((value - before[name]).abs().max()) for name, value in alone.items())
-    assert moved > 1e-3, "big enough to differ"
-
-
-def test_without_sync_every_process_has_its_own_batch_statistics(tmp_path: Path) -> None:
-    _, alone = molecule_weights(tmp_path, 1, "binary", "batch")
-    _, both = molecule_weights(tmp_path, 2, "binary", "batch")
-    assert not torch.allclose(both["norm_atom.running_mean"], alone["norm_atom.running_mean"])
-
-
-def test_synchronising_no_batch_statistics_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ProcessRaisedException, match=r"(?s)no batch stat.*sync_batchnorm"):
-        molecule_weights(tmp_path, 2, "binary", "layer", lightning=True)
+LOADING = [{"batch_size": 2}, pytest.param({"max_size": 60}, marks=pytest.mark.long)]
 
 
 @pytest.mark.parametrize("loading", LOADING)
-def test_every_example_is_counted_and_predicted_once(tmp_path, loading):
+def test_no_example_is_tested_twice(tmp_path: Path, loading: dict[str, int]) -> None:
     results = []
     for ranks in (1, 2):
-        data = LabelledNodes(str(tmp_path / "data"), recipe=RECIPE, **loading)
-        table = PredictionTable(str(tmp_path / str(ranks)), node_name="nodes.csv")
-        (result,) = trainer(tmp_path, ranks).test(classifier(data), datamodule=data, verbose=False)
-        run = trainer(tmp_path, ranks, callbacks=[table])
-        run.predict(classifier(data), datamodule=data, return_predictions=False)
-        results.append(result)
-    assert results[1] == pytest.approx(results[0], abs=1e-6)
-    assert set(results[0]) == {"test/loss", "test/accuracy", "test/node_accuracy"}
-    files = sorted(path.name for path in (tmp_path / "2").iterdir())
-    assert files == ["nodes.csv", "predictions.csv"]
-    for name in files:
-        assert rows_of(tmp_path / "2" / name) == rows_of(tmp_path / "1" / name)
-    trees = rows_of(tmp_path / "2" / "predictions.csv")
-    assert [row["example"] for row in trees] == [str(number) for number in range(TEST)]
+        data = labelled(**loading)
+        module = classifier(data)
+        run = bare_trainer(tmp_path, ranks, precision="64-true", callbacks=[KeepTested(tmp_path)])
+        (logged,) = run.test(module, datamodule=data, verbose=False)
+        table = torch.load(tmp_path / "tested.pt", weights_only=True)
+        results.append((logged, len(table), Counter(map(tuple, table.tolist()))))
+    assert results[1][0] == pytest.approx(results[0][0], abs=1e-9)
+    assert results[0][1:] == results[1][1:]
+    assert results[0][1] == sum(labelled().dataset("test").sizes)
+
+
+class KeepTested(pl.Callback):
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def on_test_end(self, trainer: pl.Trainer, module: Any) -> None:
+        columns = [torch.from_numpy(module.tested[name]).double() for name in ("node", "target")]
+        chance = torch.from_numpy(module.tested["probability"]).round(decimals=6)
+        if trainer.is_global_zero:
+            torch.save(torch.column_stack([*columns, chance]), self.folder / "tested.pt")
 
 
 class OwnSeeds(pl.Callback):
-    """Seeds every rank differently before the loaders are made, and notes what they load."""
+    """Seed every rank differently before the loaders are made, and note what they load."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -200,21 +136,47 @@ class OwnSeeds(pl.Callback):
     def setup(self, trainer: pl.Trainer, module: pl.LightningModule, stage: str) -> None:
         torch.manual_seed(100 + trainer.global_rank)
 
-    def on_train_batch_start(
-        self, trainer: pl.Trainer, module: pl.LightningModule, batch: Any, batch_idx: int
-    ) -> None:
+    def on_train_batch_start(self, trainer: pl.Trainer, _: Any, batch: Any, __: int) -> None:
         path = self.folder / f"seen_{trainer.global_rank}.txt"
         with path.open("a", encoding="utf-8") as file:
             file.writelines(f"{tree.token.tolist()}\n" for tree in batch.to_data_list())
 
 
 @pytest.mark.parametrize("loading", LOADING)
-def test_ranks_with_seeds_of_their_own_share_one_epoch(tmp_path, loading, monkeypatch):
+def test_ranks_with_seeds_of_their_own_share_one_epoch(
+    tmp_path: Path, loading: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("PL_GLOBAL_SEED", raising=False)
-    data = ListOpsData(str(tmp_path / "data"), recipe=RECIPE, **loading)
-    run = trainer(tmp_path, 2, max_epochs=1, limit_val_batches=0, callbacks=[OwnSeeds(tmp_path)])
+    data = labelled(**loading)
+    run = bare_trainer(tmp_path, 2, limit_val_batches=0, callbacks=[OwnSeeds(tmp_path)])
     run.fit(classifier(data), datamodule=data)
-    seen = [
-        line for rank in (0, 1) for line in (tmp_path / f"seen_{rank}.txt").read_text().splitlines()
-    ]
+    seen = "".join((tmp_path / f"seen_{rank}.txt").read_text() for rank in (0, 1)).splitlines()
     assert sorted(seen) == sorted(str(tree.token.tolist()) for tree in data.dataset("train"))
+
+
+@pytest.mark.parametrize(
+    "cell", ["child_sum", *[pytest.param(cell, marks=pytest.mark.long) for cell in ("nary", "gru")]]
+)
+def test_a_rank_with_single_nodes_only_takes_part(tmp_path: Path, cell: str) -> None:
+    lines = "(1 word)\n(2 (0 a) (1 (1 b) (2 c)))\n"
+    paths = [tmp_path / name for name in ("train.txt", "val.txt")]
+    for path in paths:
+        path.write_text(lines)
+    data = TreeFileData(*map(str, paths), classes=5, batch_size=1)
+    module = task(data, partial(SGD, lr=0.5), cell=cell)
+    before = weights_of(module)
+    bare_trainer(tmp_path, 2, max_epochs=2).fit(module, datamodule=data)
+    for name, weight in module.named_parameters():
+        assert torch.isfinite(weight).all()
+        assert not torch.equal(weight, before[name]), name
+
+
+@pytest.mark.long
+def test_spawned_ranks(tmp_path: Path) -> None:
+    """Everything that a run sends to a process can be pickled, and its files are found again."""
+    data = tree_files(tmp_path, batch_size=4, num_workers=1)
+    module = task(data)
+    run = trainer(tmp_path, devices=2, strategy="ddp_spawn")
+    run.fit(module, datamodule=data)
+    (logged,) = run.test(module, datamodule=data, verbose=False)
+    assert {"test/loss", "test/accuracy", "test/node_accuracy"} == set(logged)

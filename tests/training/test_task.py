@@ -1,46 +1,32 @@
-"""Tasks: losses, logged names, checkpoints, no waiting for the device, metrics to choose by."""
+"""Tasks: what a step divides by, what is logged, the rates, and the start of a model."""
 
+import math
+from functools import partial
 from pathlib import Path
+from typing import Any
 
+import lightning.pytorch as pl
 import pytest
 import torch
 import torch.nn.functional as F
-from lightning.pytorch.tuner import Tuner
+from torch.optim import SGD, Adagrad
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from pyg_dynbatch.lightning import (
-    OptimizerOptions,
-    RateOptions,
-    TreeClassification,
-    TreeRelatedness,
-)
+from pyg_dynbatch.lightning import Task, VectorOptions
 from pyg_dynbatch.loader import DataLoader
-from pyg_dynbatch.training.command import check_monitor
-from tests.training.helpers import SIZES, last_of, listops, task, trainer, tree_files
+from pyg_dynbatch.model import evaluating
+from tests.training.conftest import Fitted
+from tests.training.helpers import (
+    assert_equal_weights,
+    bare_trainer,
+    listops,
+    task,
+    trainer,
+    tree_files,
+    weights_of,
+)
 
-
-def batch_of(data, count: int = 5):
-    return next(iter(DataLoader(data.dataset("train"), count)))
-
-
-@pytest.mark.parametrize("loss_on", ["nodes", "roots"])
-@pytest.mark.parametrize("reduction", ["sum", "mean", "per_tree"])
-def test_reductions(tmp_path: Path, loss_on: str, reduction: str) -> None:
-    data = tree_files(tmp_path)
-    module = task(data, loss_on=loss_on, reduction=reduction)
-    batch = batch_of(data)
-    module.eval()
-    labels = batch.y.clone()
-    labels[1] = -1
-    batch.y = labels
-    logits = module(batch)
-    rows = batch.root_index if loss_on == "roots" else torch.arange(batch.num_nodes)
-    known = rows[labels[rows] >= 0]
-    losses = F.cross_entropy(logits[known], labels[known], reduction="none")
-    divisor = {"sum": 1, "mean": len(known), "per_tree": 5}[reduction]
-    loss, terms = module.summed_loss(logits, batch)
-    found = module.scaled_loss(loss, terms, batch, module.reduction)
-    torch.testing.assert_close(found, losses.sum() / divisor)
+SPARSE = pytest.mark.filterwarnings("ignore:Sparse invariant checks")
 
 
 class Forbidden(TorchDispatchMode):
@@ -54,159 +40,197 @@ class Forbidden(TorchDispatchMode):
         return function(*args, **(kwargs or {}))
 
 
+def attached(module: Task, folder: Path) -> Task:
+    module.trainer = bare_trainer(folder)
+    return module
+
+
 @pytest.mark.parametrize("cell", ["nary", "child_sum", "gru", "rnn"])
 def test_training_step_does_not_wait_for_the_device(tmp_path: Path, cell: str) -> None:
     data = tree_files(tmp_path)
-    module = task(data, cell=cell, polarity=True)
+    module = attached(task(data, cell=cell, polarity=True), tmp_path)
     arity = None if cell == "child_sum" else 2
     batch = next(iter(DataLoader(data.dataset("train"), 5, arity=arity)))
-    module.log = lambda *args, **kwargs: None
     with Forbidden():
         module.training_step(batch).backward()
 
 
-def test_all_metrics_are_logged_with_the_values_of_the_whole_split(tmp_path: Path) -> None:
-    data = tree_files(tmp_path, batch_size=4)
-    module = task(data, polarity=True)
-    run = trainer(tmp_path)
-    run.fit(module, datamodule=data)
-    names = {"loss", "accuracy", "node_accuracy", "binary_accuracy", "node_binary_accuracy"}
-    wanted = {f"{stage}/{name}" for stage in ("train", "val") for name in names}
-    assert wanted <= set(run.callback_metrics)
-    (result,) = run.test(module, datamodule=data, verbose=False)
-    assert set(result) == {f"test/{name}" for name in names}
-    batch = next(iter(DataLoader(data.dataset("test"), 7)))
-    module.eval()
-    with torch.no_grad():
-        logits = module(batch)
-    hit = logits.argmax(-1) == batch.y
-    assert result["test/node_accuracy"] == pytest.approx(hit.float().mean().item())
-    assert result["test/accuracy"] == pytest.approx(hit[batch.root_index].float().mean().item())
-    assert result["test/loss"] == pytest.approx(F.cross_entropy(logits, batch.y).item())
-
-
-def test_the_model_learns(tmp_path: Path) -> None:
+@pytest.mark.parametrize("loss_on", ["nodes", "roots"])
+@pytest.mark.parametrize("reduction", ["sum", "mean", "per_example"])
+def test_reductions(tmp_path: Path, loss_on: str, reduction: str) -> None:
     data = tree_files(tmp_path)
-    module = task(data, optimizer=OptimizerOptions("adam", lr=0.1))
+    module = attached(task(data, loss_on=loss_on, reduction=reduction), tmp_path)
+    batch = next(iter(DataLoader(data.dataset("train"), 5)))
+    labels = batch.y.clone()
+    labels[1] = -1
+    batch.y = labels
+    rows = batch.root_index if loss_on == "roots" else torch.arange(batch.num_nodes)
+    known = rows[labels[rows] >= 0]
+    total = F.cross_entropy(module.model(batch)[known], labels[known], reduction="sum")
+    divisor = {"sum": 1, "mean": len(known), "per_example": 5}[reduction]
+    torch.testing.assert_close(module.training_step(batch), total / divisor)
+
+
+@SPARSE
+@pytest.mark.parametrize("sparse", [False, True])
+@pytest.mark.parametrize("reduction", ["sum", "mean", "per_example"])
+def test_accumulated_batches_are_one_large_batch(
+    tmp_path: Path, reduction: str, sparse: bool
+) -> None:
+    weights = []
+    for batch_size, batches in ((8, 1), (2, 4)):
+        data = tree_files(tmp_path, batch_size=batch_size)
+        torch.manual_seed(1)
+        options = {"reduction": reduction, "sparse_embedding": sparse}
+        module = task(data, partial(SGD, lr=0.05), **options)
+        run = bare_trainer(
+            tmp_path, accumulate_grad_batches=batches, precision="64-true", limit_val_batches=0
+        )
+        run.fit(module, datamodule=data)
+        assert run.global_step == 3
+        weights.append(weights_of(module))
+    torch.testing.assert_close(weights[1], weights[0], rtol=1e-10, atol=1e-10)
+
+
+def test_logged_are_loss_and_metrics_of_the_whole_split(fitted: Fitted, tmp_path: Path) -> None:
+    model = fitted.task.model
+    trees = list(fitted.data.dataset("test"))
+    batch = model.collater()(trees)
+    with evaluating(model):
+        loss, terms = model.loss(model(batch), batch)
+    metrics = model.metrics({name: each.numpy() for name, each in model.predict(batch).items()})
+    assert set(metrics) == {
+        f"{prefix}{name}" for prefix in ("", "node_") for name in ("accuracy", "binary_accuracy")
+    }
+    expected = {f"test/{name}": value for name, value in metrics.items()}
+    expected["test/loss"] = float(loss / terms)
+    for loading in ({"batch_size": 7}, {"batch_size": 2}, {"max_size": 11}):
+        data = tree_files(tmp_path, **loading)
+        run = bare_trainer(tmp_path)
+        (logged,) = run.test(fitted.task, datamodule=data, verbose=False)
+        assert logged == pytest.approx(expected, abs=1e-6)
+        assert len(fitted.task.tested["prediction"]) == sum(data.dataset("test").sizes)
+
+
+def test_a_run_learns_and_logs_its_mean_loss(tmp_path: Path) -> None:
+    data = tree_files(tmp_path)
+    module = task(data, partial(torch.optim.Adam, lr=0.1))
     run = trainer(tmp_path, epochs=20, check_val_every_n_epoch=20)
     run.fit(module, datamodule=data)
-    assert run.callback_metrics["train/accuracy"] > 0.9
+    assert run.callback_metrics["train/loss"] < 0.8 < math.log(5)
+    assert {"val/loss", "val/accuracy", "val/node_accuracy"} <= set(run.callback_metrics)
+    names = {path.stem for path in Path(run.log_dir).glob("checkpoints/*.ckpt")}
+    assert names == {"best", "last"}
 
 
-def test_hyper_parameters_are_plain_and_rebuild_the_model(tmp_path: Path) -> None:
+class Rates(pl.Callback):
+    def __init__(self) -> None:
+        self.seen: list[float] = []
+
+    def on_train_batch_start(self, trainer: pl.Trainer, *_: Any) -> None:
+        self.seen.append(trainer.optimizers[0].param_groups[0]["lr"])
+
+
+@pytest.mark.parametrize("rate", ["constant", "cosine", "one_cycle"])
+def test_rates_of_all_steps(tmp_path: Path, rate: str) -> None:
+    data = listops(tmp_path)
+    seen = Rates()
+    run = bare_trainer(tmp_path, max_epochs=5, callbacks=[seen], limit_val_batches=0)
+    run.fit(task(data, rate=rate), datamodule=data)
+    assert len(seen.seen) == 20
+    first = {"constant": 0.01, "cosine": 0.01, "one_cycle": 0.01 / 25}[rate]
+    middle = {"constant": 0.01, "cosine": 0.005, "one_cycle": None}[rate]
+    assert seen.seen[0] == pytest.approx(first)
+    if middle is not None:
+        assert seen.seen[10] == pytest.approx(middle)
+    assert max(seen.seen) == pytest.approx(0.01, rel=0.01)
+    if rate != "constant":
+        assert seen.seen[-1] < 0.0003
+        with pytest.raises(ValueError, match=f"rate {rate} needs to know the end"):
+            bare_trainer(tmp_path, max_epochs=-1).fit(task(data, rate=rate), datamodule=data)
+
+
+@SPARSE
+def test_word_vectors_have_options_of_their_own(tmp_path: Path) -> None:
+    """Adagrad with weight decay refuses sparse gradients, so theirs is zero (Tai et al. 2015)."""
     data = tree_files(tmp_path)
     module = task(
         data,
-        optimizer=OptimizerOptions("adagrad", 0.1, embedding="sgd"),
-        rate=RateOptions("exponential", gamma=0.9),
-        loss_on="roots",
+        partial(Adagrad, lr=0.05, weight_decay=1e-4),
         sparse_embedding=True,
+        embedding_options={"lr": 0.1, "weight_decay": 0.0},
     )
     run = trainer(tmp_path)
     run.fit(module, datamodule=data)
-    path = last_of(run)
-    saved = torch.load(path, weights_only=True)
-    assert saved["hyper_parameters"]["optimizer"]["embedding"] == "sgd"
-    assert saved["hyper_parameters"]["hidden_channels"] == SIZES["hidden_channels"]
-    again = TreeClassification.load_from_checkpoint(path, weights_only=True)
-    assert again.optimizer_options == module.optimizer_options
-    assert again.rate_options == module.rate_options
-    assert again.loss_on == "roots"
-    for name, weight in module.state_dict().items():
-        assert torch.equal(weight, again.state_dict()[name])
+    weights, words = run.optimizers[0].param_groups
+    assert (weights["lr"], weights["weight_decay"]) == (0.05, 1e-4)
+    assert (words["lr"], words["weight_decay"]) == (0.1, 0.0)
+    (embedding,) = words["params"]
+    assert embedding is module.model.embedding.weight
+    both = {id(each) for group in (weights, words) for each in group["params"]}
+    assert both == {id(each) for each in module.parameters()}
 
 
-def test_checkpoint_of_a_different_model_or_vocabulary(tmp_path: Path) -> None:
-    (tmp_path / "a").mkdir()
-    (tmp_path / "b").mkdir()
-    data, other = tree_files(tmp_path / "a"), tree_files(tmp_path / "b")
-    swapped = (tmp_path / "b" / "train.txt").read_text().replace("good", "great")
-    (tmp_path / "b" / "train.txt").write_text(swapped)
-    run = trainer(tmp_path)
-    run.fit(task(data), datamodule=data)
-    path = last_of(run)
-    for change in ({"hidden_channels": 9}, {"cell": "gru"}):
-        with pytest.raises(ValueError, match="belongs to a different model") as caught:
-            trainer(tmp_path).test(task(data, **change), datamodule=data, ckpt_path=path)
-        assert f"where:    {next(iter(change))}" in str(caught.value)
-        assert "try:      use the configuration" in str(caught.value)
-    with pytest.raises(ValueError, match="belongs to a different model") as caught:
-        task(data).model.check({"pyg_dynbatch_task": "TreeRelatedness", "state_dict": {}})
-    assert "got:      a checkpoint of TreeRelatedness" in str(caught.value)
-    with pytest.raises(ValueError, match=r"was made with a different vocabulary[\s\S]*6 words"):
-        trainer(tmp_path).test(task(other), datamodule=other, ckpt_path=path)
-
-
-def test_polarity_needs_a_middle() -> None:
-    with pytest.raises(ValueError, match="polarity needs a neutral middle class"):
-        TreeClassification(4, 4, polarity=True, **SIZES)
-
-
-@pytest.mark.parametrize("name", ["step", "exponential", "cosine", "constant"])
-def test_schedules_run_in_a_trainer(tmp_path: Path, name: str) -> None:
-    data = listops(tmp_path)
-    module = task(data, rate=RateOptions(name, gamma=0.5, warmup=2))
-    run = trainer(tmp_path, epochs=2)
-    run.fit(module, datamodule=data)
-    rate = run.optimizers[0].param_groups[0]["lr"]
-    wanted = {"step": 0.01 * 0.25, "exponential": 0.01 * 0.25, "cosine": 0.0, "constant": 0.01}
-    assert rate == pytest.approx(wanted[name], abs=1e-12)
-
-
-def test_sparse_gradients_cannot_be_clipped(tmp_path: Path) -> None:
-    data = listops(tmp_path)
-    options = OptimizerOptions("adagrad")
-    sparse = task(data, optimizer=options, sparse_embedding=True)
-    with pytest.raises(ValueError, match="cannot clip the sparse gradients") as caught:
-        trainer(tmp_path, gradient_clip_val=1.0).fit(sparse, datamodule=data)
-    assert "sparse_embedding false" in str(caught.value)
-    trainer(tmp_path, gradient_clip_val=1.0).fit(task(data, optimizer=options), datamodule=data)
-
-
-def test_mixed_precision(tmp_path: Path) -> None:
+@pytest.mark.parametrize("precision", ["bf16-mixed", "64-true"])
+def test_precisions(tmp_path: Path, precision: Any) -> None:
     data = tree_files(tmp_path)
     module = task(data, cell="nary")
-    run = trainer(tmp_path, epochs=2, precision="bf16-mixed")
+    run = bare_trainer(tmp_path, max_epochs=2, precision=precision)
     run.fit(module, datamodule=data)
     assert torch.isfinite(run.callback_metrics["train/loss"])
-    assert {weight.dtype for weight in module.parameters()} == {torch.float32}
+    expected = torch.float64 if precision == "64-true" else torch.float32
+    assert {weight.dtype for weight in module.parameters()} == {expected}
 
 
-def test_learning_rate_finder_sets_the_rate_and_leaves_the_rest(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)  # where Lightning keeps its checkpoint meanwhile
-    data = listops(tmp_path)
-    module, run = task(data), trainer(tmp_path, epochs=5)
-    before = {name: weight.clone() for name, weight in module.state_dict().items()}
-    found = Tuner(run).lr_find(module, datamodule=data, num_training=20)
-    assert found is not None
-    assert module.lr == module.hparams["optimizer"]["lr"] == found.suggestion() != 0.01
-    for name, weight in module.state_dict().items():
-        assert torch.equal(weight, before[name]), name
+# The start of a model: once, before its first training.
 
 
-def test_a_metric_that_is_not_logged_is_refused() -> None:
-    task = TreeClassification(num_tokens=4, num_classes=3, polarity=True, **SIZES)
-    check_monitor("val/binary_accuracy", "max", task)
-    for monitor, mode in (("val/pearson", "max"), ("val/mse", "min"), ("train/loss", "min")):
-        check_monitor(monitor, mode, TreeRelatedness(num_tokens=4, **SIZES))
-    with pytest.raises(ValueError, match="EarlyStopping cannot choose") as caught:
-        check_monitor("val/node_acuracy", "max", task, "EarlyStopping")
-    assert "or one of train/loss, train/accuracy" in str(caught.value)
-    assert "did you mean 'val/node_accuracy'?" in str(caught.value)
-    assert "try:      --trainer.callbacks.monitor val/node_accuracy" in str(caught.value)
+def with_vectors(folder: Path, value: int) -> Any:
+    vectors = folder / f"vectors_{value}.txt"
+    words = ("good", "bad", "film", "dull", "fun")
+    vectors.write_text("".join(f"{word} {value} 0 1 2 3 4\n" for word in words))
+    return tree_files(folder, vectors=VectorOptions(str(vectors)))
 
 
-WRONG_METRICS = [
-    ("val/los", "--checkpoint.monitor val/loss --checkpoint.mode min"),
-    ("val/accuracy", "--checkpoint.monitor val/pearson --checkpoint.mode max"),
-    ("val/loss", "--checkpoint.monitor val/loss --checkpoint.mode min"),
-    ("val/mse", "--checkpoint.monitor val/mse --checkpoint.mode min"),
-]
+@pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`, callbacks")
+def test_a_model_starts_from_the_training_set_once(tmp_path: Path) -> None:
+    still = partial(SGD, lr=0.0)
+    module = task(first := with_vectors(tmp_path, 7), still)
+    run = trainer(tmp_path)
+    run.fit(module, datamodule=first)
+    assert module.model.is_started
+    assert module.model.embedding.weight[1:, 0].eq(7).all()
+    # Neither another run, nor a resumed one, nor one from the weights starts it again.
+    other = with_vectors(tmp_path, 8)
+    bare_trainer(tmp_path).fit(module, datamodule=other)
+    resumed = task(other, still)
+    path = Path(run.log_dir) / "checkpoints" / "last.ckpt"
+    bare_trainer(tmp_path, max_epochs=2).fit(resumed, datamodule=other, ckpt_path=path)
+    copied = task(other, still)
+    copied.load_state_dict(module.state_dict())
+    bare_trainer(tmp_path).fit(copied, datamodule=other)
+    for each in (module, resumed, copied):
+        assert each.model.embedding.weight[1:, 0].eq(7).all()
 
 
-@pytest.mark.parametrize(("monitor", "hint"), WRONG_METRICS)
-def test_metrics_that_would_choose_wrongly(monitor: str, hint: str) -> None:
-    with pytest.raises(ValueError, match="cannot choose by this metric") as caught:
-        check_monitor(monitor, "max", TreeRelatedness(num_tokens=4, **SIZES))
-    assert f"got:      checkpoint.monitor {monitor}, checkpoint.mode max" in str(caught.value)
-    assert f"try:      {hint}" in str(caught.value)
+def test_evaluating_first_changes_nothing(tmp_path: Path) -> None:
+    weights = []
+    for evaluates in (False, True):
+        data = with_vectors(tmp_path, 7)
+        torch.manual_seed(1)
+        module = task(data)
+        if evaluates:
+            before = weights_of(module)
+            bare_trainer(tmp_path).validate(module, datamodule=data, verbose=False)
+            bare_trainer(tmp_path).test(module, datamodule=data, verbose=False)
+            assert_equal_weights(module.state_dict(), before)
+        torch.manual_seed(3)
+        bare_trainer(tmp_path).fit(module, datamodule=data)
+        weights.append(weights_of(module))
+    assert_equal_weights(*weights)
+
+
+def test_vectors_of_another_width_are_refused(tmp_path: Path) -> None:
+    data = with_vectors(tmp_path, 7)
+    with pytest.raises(ValueError, match="embedding_channels: 6"):
+        bare_trainer(tmp_path).fit(task(data, embedding_channels=5), datamodule=data)
