@@ -2,6 +2,7 @@
 
 import os
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import lightning.pytorch as pl
@@ -145,7 +146,7 @@ class DataModule(pl.LightningDataModule, ABC):
             seed=self._seed(self.trainer),
         )
 
-    def _budgeted(self, sampler: Any, sizes: list[int], budget: int) -> NodeBudgetBatchSampler:
+    def _budgeted(self, sampler: Any, sizes: Sequence[int], budget: int) -> NodeBudgetBatchSampler:
         larger = [size for size in sizes if size > budget]
         if larger:
             rank_zero_warn(
