@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,15 +11,12 @@ from torch.utils.data import BatchSampler, DistributedSampler, RandomSampler
 from torch.utils.data import DataLoader as TorchLoader
 from torch_geometric.loader import DataLoader as PyGLoader
 
-from pyg_dynbatch.loader import Collater, DataLoader, MoleculeLoader, NodeBudgetBatchSampler
-from tests.molecules.batches import TABLE, molecule
-from tests.molecules.molecules import molecule_data
+from pyg_dynbatch.loader import Collater, DataLoader, NodeBudgetBatchSampler
 from tests.training.helpers import listops, tree_files
 from tests.trees.helpers import chain_tree
 
 COUNT, SIZE = 40, 4
 TREES = [chain_tree(number % 5 + 1, row=torch.tensor([number])) for number in range(COUNT)]
-MOLECULES = [molecule(number % 4, row=number) for number in range(COUNT)]
 
 Options = dict[str, Any]
 
@@ -31,9 +29,6 @@ def budgeted(generator: torch.Generator | None) -> NodeBudgetBatchSampler:
 # Each takes a generator or None, and the number of workers.
 LOADERS: dict[str, Callable[[Any, int], Any]] = {
     "trees": lambda g, n: DataLoader(TREES, SIZE, shuffle=True, generator=g, num_workers=n),
-    "molecules": lambda g, n: MoleculeLoader(
-        MOLECULES, TABLE, SIZE, shuffle=True, generator=g, num_workers=n
-    ),
     "torch's with our collater": lambda g, n: TorchLoader(
         TREES, SIZE, shuffle=True, generator=g, num_workers=n, collate_fn=Collater()
     ),
@@ -44,9 +39,6 @@ LOADERS: dict[str, Callable[[Any, int], Any]] = {
 BUDGETS: dict[str, Callable[[Any, int], Any]] = {
     "budget of trees": lambda g, n: DataLoader(
         TREES, batch_sampler=budgeted(g), generator=g, num_workers=n
-    ),
-    "budget of molecules": lambda g, n: MoleculeLoader(
-        MOLECULES, TABLE, batch_sampler=budgeted(g), generator=g, num_workers=n
     ),
     "budget in PyG's loader": lambda g, n: PyGLoader(
         TREES, batch_sampler=budgeted(g), generator=g, num_workers=n
@@ -96,7 +88,7 @@ def generator(request: pytest.FixtureRequest) -> Iterator[torch.Generator | None
     yield torch.Generator().manual_seed(5) if request.param == "own generator" else None
 
 
-IN_WORKERS = ["trees", "molecules", "budget of trees"]
+IN_WORKERS = ["trees", "budget of trees"]
 CASES = [(kind, 0) for kind in (*LOADERS, *BUDGETS)]
 CASES += [pytest.param(kind, 2, marks=pytest.mark.long) for kind in IN_WORKERS]
 
@@ -142,19 +134,12 @@ def test_the_epoch_of_a_distributed_sampler_may_be_set_after_iter(workers) -> No
     assert [rows(batch) for batch in running] == [rows(batch) for batch in early]
 
 
-@pytest.mark.parametrize("budget", [False, True])
-def test_data_modules_without_a_trainer_draw_a_new_order_in_every_pass(budget, tmp_path) -> None:
-    trees = {"max_nodes": 60} if budget else {}
-    molecules = {"max_pairs": 300} if budget else {}
-    modules = [
-        listops(tmp_path / "listops", **trees),
-        tree_files(tmp_path, **trees),
-        molecule_data(tmp_path, "regression", batch_size=4, **molecules),
-    ]
-    for module in modules:
-        module.setup("fit")
-        loader = module.train_dataloader()
-        first = [next(iter(loader)) for _ in range(12)]
-        assert (
-            len({str((batch.x if "x" in batch else batch.token).tolist()) for batch in first}) > 3
-        )
+@pytest.mark.parametrize("loading", [{"batch_size": 8}, {"max_size": 60}], ids=str)
+@pytest.mark.parametrize("make", [listops, tree_files])
+def test_data_modules_without_a_trainer_draw_a_new_order_in_every_pass(
+    make: Any, loading: Options, tmp_path: Path
+) -> None:
+    module = make(tmp_path, **loading)
+    module.setup("fit")
+    loader = module.train_dataloader()
+    assert len({str(next(iter(loader)).token.tolist()) for _ in range(12)}) > 3

@@ -1,6 +1,7 @@
 """A run that is resumed from the end of an epoch is one that never stopped."""
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,10 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import Tensor, nn
 
 from pyg_dynbatch.data import DynTreeData
-from pyg_dynbatch.lightning import RandomState, SplitDataModule
-from pyg_dynbatch.loader import DataLoader
+from pyg_dynbatch.lightning import DatasetData, RandomState
+from pyg_dynbatch.models import TreeSchema
 from pyg_dynbatch.nn import ChildSumTreeLSTM
-from tests.molecules.molecules import molecule_data, property_task
-from tests.training.helpers import FORKS, bare_trainer, listops, task
+from tests.training.helpers import FORKS, assert_equal_weights, bare_trainer, listops, task
 from tests.trees.helpers import chain_tree
 
 pytestmark = [*FORKS, pytest.mark.filterwarnings("ignore:.*(persistent_workers|Experiment logs)")]
@@ -24,25 +24,15 @@ pytestmark = [*FORKS, pytest.mark.filterwarnings("ignore:.*(persistent_workers|E
 class NoisyTrees:
     """Chains whose inputs are drawn anew whenever they are read."""
 
+    schema = TreeSchema(num_tokens=0, num_classes=1)
+    sizes = tuple(10 * (number % 4 + 1) for number in range(13))
+
     def __len__(self) -> int:
-        return 13
+        return len(self.sizes)
 
     def __getitem__(self, number: int) -> DynTreeData:
         nodes = number % 4 + 1
         return chain_tree(nodes, x=torch.rand(nodes, 3), y=torch.full((nodes,), float(number)))
-
-
-class OwnData(SplitDataModule):
-    """A user's own data, split and loader."""
-
-    def dataset(self, split: Any) -> NoisyTrees:
-        return NoisyTrees()
-
-    def sizes(self, split: Any) -> list[int]:
-        return [number % 4 + 1 for number in range(13)]
-
-    def make_loader(self, dataset: Any, batch_size: int = 1, **options: Any) -> DataLoader:
-        return DataLoader(dataset, batch_size=batch_size, **options)
 
 
 class OwnModel(pl.LightningModule):
@@ -54,8 +44,7 @@ class OwnModel(pl.LightningModule):
         self.head = nn.Sequential(nn.Dropout(0.5), nn.Linear(5, 1))
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        x = batch.x.to(self.dtype)
-        rows = self.head(self.layer(x, batch.edge_index, batch.schedule))
+        rows = self.head(self.layer(batch.x, batch.edge_index, batch.schedule))
         return (rows[:, 0] - batch.y).square().mean()
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
@@ -65,29 +54,18 @@ class OwnModel(pl.LightningModule):
         return torch.optim.Adam(self.parameters(), 0.01)
 
 
+def own(folder: Path, **options: Any) -> tuple[Any, Any]:
+    return OwnModel(), DatasetData(NoisyTrees(), NoisyTrees(), **options)
+
+
 def trees(folder: Path, **options: Any) -> tuple[Any, Any]:
     data = listops(folder / "data", **options)
-    return task(data, cell="nary", arity=5, output_dropout=0.3), data
+    adagrad = partial(torch.optim.Adagrad, lr=0.05)
+    dropout = {"output_dropout": 0.3, "recurrent_dropout": 0.3, "embedding_dropout": 0.2}
+    return task(data, adagrad, "one_cycle", cell="nary", arity=5, **dropout), data
 
 
-def molecules(folder: Path, **options: Any) -> tuple[Any, Any]:
-    if "max_nodes" in options:
-        options["max_pairs"] = 20 * options.pop("max_nodes")
-    data = molecule_data(folder, "regression", **options)
-    return property_task(data, dropout=0.3), data
-
-
-def own(folder: Path, **options: Any) -> tuple[Any, Any]:
-    if "max_nodes" in options:
-        options["budget"] = options.pop("max_nodes") // 10
-    return OwnModel(), OwnData(**options)
-
-
-KINDS: dict[str, Callable[..., tuple[Any, Any]]] = {
-    "trees": trees,
-    "molecules": molecules,
-    "own": own,
-}
+KINDS: dict[str, Callable[..., tuple[Any, Any]]] = {"trees": trees, "own": own}
 
 
 def run(
@@ -118,14 +96,12 @@ def run(
 def check(folder: Path, kind: str, epoch: int, **options: Any) -> None:
     whole, checkpoints = run(folder, kind, **options)
     resumed, _ = run(folder, kind, checkpoints / f"epoch={epoch}.ckpt", **options)
-    assert whole.keys() == resumed.keys()
-    for name, weight in whole.items():
-        assert torch.equal(weight, resumed[name]), name
+    assert_equal_weights(resumed, whole)
     first = torch.load(checkpoints / f"epoch={epoch}.ckpt", weights_only=True)["state_dict"]
     assert any(not torch.equal(weight, first[name]) for name, weight in whole.items())
 
 
-@pytest.mark.parametrize("loading", [{"batch_size": 4}, {"max_nodes": 60}], ids=str)
+@pytest.mark.parametrize("loading", [{"batch_size": 4}, {"max_size": 60}], ids=str)
 @pytest.mark.parametrize("kind", KINDS)
 def test_in_one_process(kind: str, loading: dict[str, Any], tmp_path: Path) -> None:
     check(tmp_path, kind, 0, loading=loading)
@@ -134,7 +110,7 @@ def test_in_one_process(kind: str, loading: dict[str, Any], tmp_path: Path) -> N
 # Persistent workers go on drawing from epoch to epoch, so none draw the inputs of "own" here.
 WORKERS = [
     ("trees", "fork", True),
-    ("molecules", "spawn", True),
+    ("trees", "spawn", True),
     ("own", "fork", False),
     ("own", "spawn", False),
 ]
@@ -148,18 +124,20 @@ def test_with_workers(kind: str, start: str, persistent: bool, tmp_path: Path) -
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("loading", [{"batch_size": 4}, {"max_nodes": 100}], ids=str)
-@pytest.mark.parametrize("kind", ["trees", "molecules"])
-def test_on_two_ranks(kind: str, loading: dict[str, Any], tmp_path: Path) -> None:
-    check(tmp_path, kind, 1, ranks=2, loading=loading)
+@pytest.mark.parametrize("loading", [{"batch_size": 4}, {"max_size": 100}], ids=str)
+def test_on_two_ranks(loading: dict[str, Any], tmp_path: Path) -> None:
+    check(tmp_path, "trees", 1, ranks=2, loading=loading)
 
 
-def test_the_order_is_that_of_the_run_that_is_resumed(tmp_path: Path, monkeypatch: Any) -> None:
+@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.long)])
+@pytest.mark.parametrize("loading", [{"batch_size": 4}, {"max_size": 100}], ids=str)
+def test_the_order_is_that_of_the_run_that_is_resumed(
+    loading: dict[str, Any], ranks: int, tmp_path: Path, monkeypatch: Any
+) -> None:
     """Whatever the seed of the process that resumes it is."""
-    whole, checkpoints = run(tmp_path, "trees", loading={"batch_size": 4})
+    whole, checkpoints = run(tmp_path, "trees", ranks=ranks, loading=loading)
     seed = pl.seed_everything
     monkeypatch.setattr(pl, "seed_everything", lambda *_, **options: seed(99, **options))
     checkpoint = checkpoints / "epoch=0.ckpt"
-    resumed, _ = run(tmp_path, "trees", checkpoint, loading={"batch_size": 4})
-    for name, weight in whole.items():
-        assert torch.equal(weight, resumed[name]), name
+    resumed, _ = run(tmp_path, "trees", checkpoint, ranks, loading)
+    assert_equal_weights(resumed, whole)
