@@ -185,7 +185,9 @@ def build(kind: type[M], checkpoint: Mapping[str, Any], where: object) -> M:
     if checkpoint["model"] != kind.__name__:
         what = f"load: the checkpoint is not one of {kind.__name__}"
         raise mismatch(ValueError, what, kind.__name__, checkpoint["model"], where=where)
-    model = kind(**checkpoint["options"])
+    # The weights that are drawn here are replaced: the caller's random state stays as it is.
+    with torch.random.fork_rng(devices=[]):
+        model = kind(**checkpoint["options"])
     model.load_state_dict(checkpoint["weights"])
     return model.eval()
 
