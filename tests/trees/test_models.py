@@ -15,7 +15,7 @@ from torch_geometric.loader import DataLoader as PyGDataLoader
 from pyg_dynbatch.core.levels import Levels
 from pyg_dynbatch.data import DynTreeData
 from pyg_dynbatch.loader import Collater, DataLoader
-from pyg_dynbatch.models import TreeClassifier, TreeEncoder, TreeSimilarity
+from pyg_dynbatch.models import TreeClassifier, TreeEncoder, TreeSchema
 from pyg_dynbatch.nn import ChildSumTreeLSTM, NaryTreeLSTM, TreeGRU, TreeRNN
 from pyg_dynbatch.testing import assert_model_agrees
 from pyg_dynbatch.trees.models import make_layer
@@ -38,17 +38,12 @@ def example(dag: Dag, seed: int = 0, every: int = 1, **fields: Any) -> DynTreeDa
     )  # fmt: skip
 
 
-def pair(first: Dag, second: Dag, seed: int = 0) -> DynTreeData:
-    shifted = [tuple(c + first.num_nodes for c in below) for below in second.children]
-    return example(Dag((*first.children, *shifted)), seed)
-
-
 def classifier(cell: str = "nary", **options: Any) -> TreeClassifier:
-    return TreeClassifier(TOKENS, 5, 4, 3, cell=cell, arity=3, **options)
+    return TreeClassifier(TreeSchema(TOKENS, 5), 4, 3, cell=cell, arity=3, **options)
 
 
-def similarity(cell: str = "child_sum", **options: Any) -> TreeSimilarity:
-    return TreeSimilarity(TOKENS, 5, 4, 3, similarity_channels=6, cell=cell, arity=3, **options)
+def without_tokens(**options: Any) -> TreeClassifier:
+    return TreeClassifier(TreeSchema(0, 5), 4, 3, **options)
 
 
 EXAMPLES = [
@@ -57,7 +52,6 @@ EXAMPLES = [
     example(chain(5), 1, every=2),
     example(star(4), 2, every=3),
 ]
-PAIRS = [pair(balanced(1), chain(3)), pair(single_node(), single_node(), 4), pair(star(3), star(4))]
 
 
 @pytest.mark.parametrize("cell", CELLS)
@@ -68,9 +62,6 @@ def test_a_batch_is_like_its_examples_alone(cell: str, data: st.DataObject) -> N
     every = data.draw(st.integers(1, 3))
     examples = [example(dag, seed, every) for seed, dag in enumerate(dags)]
     assert_model_agrees(classifier(cell), examples, Collater(arity=ARITY[cell]))
-    several = st.lists(st.tuples(some.trees(6, 3), some.full_trees(4)), min_size=1, max_size=4)
-    pairs = [pair(*dags, seed) for seed, dags in enumerate(data.draw(several))]
-    assert_model_agrees(similarity(cell), pairs, Collater(arity=ARITY[cell]))
 
 
 @pytest.mark.parametrize("cell", ("nary", "child_sum"))
@@ -146,7 +137,7 @@ def test_one_example_without_a_batch() -> None:
 def test_features_instead_of_tokens() -> None:
     dag = balanced(2)
     tree = DynTreeData(dag.edge_index, num_nodes=7, x=torch.randn(7, 4))
-    model = TreeClassifier(0, 5, 4, 3)
+    model = without_tokens()
     assert model.embedding is None
     assert model(Collater(arity=2)([tree, tree])).shape == (14, 5)
     some = torch.arange(7) > 2
@@ -188,10 +179,9 @@ def test_dropout_only_while_training(cell: str, option: str) -> None:
         assert torch.equal(model.encoder(batch), model.encoder(batch))
 
 
-@pytest.mark.parametrize("make", (classifier, similarity))
-def test_parameters(make: Callable[..., nn.Module]) -> None:
-    dense, sparse = make(), make(sparse_embedding=True)
-    batch = Collater(arity=dense.encoder.layer.arity)(PAIRS)
+def test_parameters() -> None:
+    dense, sparse = classifier(), classifier(sparse_embedding=True)
+    batch = dense.collater()(EXAMPLES)
     assert not torch.equal(dense(batch), sparse(batch))
     sparse.load_state_dict(copy.deepcopy(dense.state_dict()))
     assert torch.equal(dense(batch), sparse(batch))
@@ -200,29 +190,11 @@ def test_parameters(make: Callable[..., nn.Module]) -> None:
     assert sparse.embedding.weight.grad.is_sparse
     for mine, theirs in zip(dense.parameters(), sparse.parameters(), strict=True):
         torch.testing.assert_close(mine.grad, theirs.grad.to_dense())
-    before = {name: value.clone() for name, value in dense.state_dict().items()}
+    before = {name: value.clone() for name, value in dense.named_parameters()}
     dense.reset_parameters()
-    kept = [name for name, value in dense.state_dict().items() if torch.equal(before[name], value)]
-    zeros = ("cell.bias", "classifier.bias") if make is classifier else "cell.bias"
-    assert all(name.endswith(zeros) for name in kept)
+    kept = [name for name, value in dense.named_parameters() if torch.equal(before[name], value)]
+    assert all(name.endswith(("cell.bias", "classifier.bias")) for name in kept)
     assert dense.embedding.weight.abs().max() <= 0.05
-    with pytest.raises(RuntimeError, match=r"size mismatch for encoder\.embedding\.weight"):
-        TreeClassifier(TOKENS + 1, 5, 4, 3, arity=3).load_state_dict(classifier().state_dict())
-
-
-def test_similarity_by_the_equations() -> None:
-    model, batch = similarity().double(), Collater()(PAIRS)
-    hidden = model.encoder(batch)
-    weight, bias = model.compare.weight, model.compare.bias
-    rows = []
-    for left, right in batch.root_index.view(-1, 2).tolist():
-        times, plus = hidden[left] * hidden[right], (hidden[left] - hidden[right]).abs()
-        compared = torch.sigmoid(weight[:, :3] @ times + weight[:, 3:] @ plus + bias)
-        rows.append(torch.softmax(model.classifier(compared), 0))
-    wanted = torch.stack(rows)
-    found = model(batch)
-    torch.testing.assert_close(found.exp(), wanted)
-    torch.testing.assert_close(model.score(found), wanted @ torch.arange(1.0, 6.0).double())
 
 
 def test_layers_by_name() -> None:
@@ -240,9 +212,6 @@ TREE = DynTreeData(balanced(1).edge_index, num_nodes=3, x=torch.zeros(3, 4))
 WIDE = DynTreeData(balanced(1).edge_index, num_nodes=3, x=torch.zeros(3, 6))
 NODE, TOKEN = next((n, t) for n, t in enumerate(Collater()(EXAMPLES).token.tolist()) if t > 2)
 OUTSIDE = f"token is not in the embedding.*0 to 2.*got: +{TOKEN}.*node {NODE} of the"
-THREE_ROOTS = example(Dag(((), (), ())))
-FLIPPED = Collater()([pair(balanced(1), balanced(1))])
-FLIPPED.root_index = FLIPPED.root_index.flip(0)
 FOUR = example(Dag(((), (), (), (), (0, 1, 2, 3))))
 BELOW = DynTreeData(torch.tensor([[0], [1]]), num_nodes=2, token=torch.tensor([-2, 1]))
 UNSAID = DynTreeData(torch.tensor([[0], [1]]), token=torch.tensor([1, -1]))
@@ -261,14 +230,9 @@ MISFITS = [
     (classifier(), stock(GOOD, GOOD, LOOP), "example 2 of the batch: .*has a cycle"),
     (classifier("child_sum"), stock(BELOW), "not in the embedding.*got: +-2.*node 0"),
     (classifier(), stock(UNSAID), "not in the embedding.*got: +-1.*try: +has_input = token >= 0"),
-    (TreeClassifier(0, 5, 4, 3), Collater(arity=2)(EXAMPLES[:1]), "the batch has no x"),
-    (TreeClassifier(0, 5, 4, 3), Collater(arity=2)([WIDE]), "floating .row, 4."),
-    (TreeClassifier(3, 5, 4, 3, arity=3), Collater(arity=3)(EXAMPLES), OUTSIDE),
-    (similarity(), Collater()(EXAMPLES[:2]), "not two roots per.*1 roots.*example 0 of the"),
-    # Four roots for two examples, but not two each.
-    (similarity(), Collater()([THREE_ROOTS, EXAMPLES[0]]), "got:      3 roots"),
-    (similarity(), THREE_ROOTS, "expected: 2 roots"),
-    (similarity(), FLIPPED, "root_index does not belong to edge_index"),
+    (without_tokens(), Collater(arity=2)(EXAMPLES[:1]), "the batch has no x"),
+    (without_tokens(), Collater(arity=2)([WIDE]), "floating .row, 4."),
+    (TreeClassifier(TreeSchema(3, 5), 4, 3, arity=3), Collater(arity=3)(EXAMPLES), OUTSIDE),
 ]
 
 
