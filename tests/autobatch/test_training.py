@@ -1,6 +1,7 @@
 """Lightning and distributed training of wrapped models."""
 
 import math
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,9 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
-from pyg_dynbatch import lightning
-from pyg_dynbatch.autobatch import AutoBatch, autobatch, emit, total
-from pyg_dynbatch.models import TreeClassifier, TreeSchema
+from pyg_dynbatch.autobatch import autobatch, emit, total
+from pyg_dynbatch.lightning import Task
+from pyg_dynbatch.models import TreeClassifier, TreeSchema, load, predict
 from tests.autobatch.models import TreeLSTM, trees
 from tests.training.helpers import bare_trainer, tree_files
 
@@ -82,7 +83,7 @@ def test_two_ranks_have_the_gradients_of_one_process(tmp_path: Path) -> None:
             torch.testing.assert_close(twice, expected)
 
 
-class Task(L.LightningModule):
+class OwnTask(L.LightningModule):
     def __init__(self) -> None:
         super().__init__()
         self.model = autobatch(TreeLSTM())
@@ -99,14 +100,14 @@ class Task(L.LightningModule):
 @pytest.mark.long
 def test_lightning_trains_from_batches_that_workers_schedule(tmp_path: Path) -> None:
     torch.manual_seed(0)
-    task = Task()
+    task = OwnTask()
     options: Any = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
     trainer = L.Trainer(default_root_dir=tmp_path, max_epochs=4, accelerator="cpu", **options)
     loader = DataLoader(trees(24), batch_size=8, collate_fn=task.model.collate, num_workers=1)
     trainer.fit(task, loader)
     assert float(trainer.callback_metrics["loss"]) < 1.3
     path = next(tmp_path.rglob("*.ckpt"))
-    twin = Task.load_from_checkpoint(path)
+    twin = OwnTask.load_from_checkpoint(path)
     torch.testing.assert_close(twin.eval().model(trees()), task.eval().model(trees()))
     assert {name.removeprefix("model.") for name in twin.state_dict()} == {*TreeLSTM().state_dict()}
 
@@ -133,27 +134,30 @@ class OfNodes(nn.Module):
             emit("classes", self.head(state))
 
 
-class Wrapped(TreeClassifier):
-    """Classifies the nodes of trees by ordinary code."""
+class ClassifierOfNodes(TreeClassifier):
+    """Takes loss, predictions and metrics from ours, with a wrapped network."""
 
-    def __init__(self, schema: TreeSchema, wrapped: AutoBatch) -> None:
-        super().__init__(schema, 1, 1)
-        self.wrapped = wrapped
+    def __init__(self, schema: TreeSchema) -> None:
+        super().__init__(schema, embedding_channels=2, hidden_channels=2)
+        self.network = autobatch(OfNodes(self.schema.num_tokens, self.schema.num_classes))
 
     def forward(self, batch: Any) -> Tensor:
-        self.wrapped(batch.to_data_list())
-        return self.wrapped.emitted["classes"].rows  # type: ignore[no-any-return]
+        self.network(batch.to_data_list())
+        return self.network.emitted["classes"].rows  # type: ignore[no-any-return]
 
 
 @pytest.mark.long
-@pytest.mark.filterwarnings("ignore:The .trainer.*logger")
 def test_our_task_trains_a_wrapped_model(tmp_path: Path) -> None:
     torch.manual_seed(0)
     data = tree_files(tmp_path)
-    schema = data.schema
-    model = Wrapped(schema, autobatch(OfNodes(schema.num_tokens, schema.num_classes)))
-    task = lightning.Task(model)
-    trainer = bare_trainer(tmp_path, max_epochs=30, enable_checkpointing=False)
+    task = Task(ClassifierOfNodes(data.schema), partial(torch.optim.Adam, lr=0.01))
+    trainer = bare_trainer(tmp_path, max_epochs=30)
     trainer.fit(task, data)
     after = trainer.validate(task, data, verbose=False)[0]
-    assert after["val/loss"] < math.log(schema.num_classes) and after["val/node_accuracy"] > 0.5
+    classes = data.schema.num_classes
+    assert after["val/loss"] < math.log(classes) and after["val/node_accuracy"] > 0.5
+    path = tmp_path / "own.ckpt"
+    trainer.save_checkpoint(path)
+    model = load(path, kind=ClassifierOfNodes)
+    tables = [predict(each, data.dataset("test"), nodes=True) for each in (model, task.model)]
+    assert (tables[0]["probability"] == tables[1]["probability"]).all()
