@@ -119,7 +119,7 @@ def _predicted(
         rows = rows[is_root]
     places = np.array(usable, dtype=np.int64)[rows]
     # Rows without data follow those with it; the sort is stable, so nodes keep their order.
-    unusable = [number for number in range(len(records)) if number not in set(usable)]
+    unusable = [number for number, record in enumerate(records) if record.data is None]
     places = np.concatenate([places, np.array(unusable, dtype=np.int64)])
     order = np.argsort(places, kind="stable")
     table: Table = {"example": first + places[order]}
