@@ -36,11 +36,10 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, dropout
 from torch_geometric.data import Data
 
+from pyg_dynbatch import RaggedRows
 from pyg_dynbatch import blocks as td
-from pyg_dynbatch.core.types import RaggedRows
 from pyg_dynbatch.lightning import DatasetData, Task
-from pyg_dynbatch.models import Model, load, predict
-from pyg_dynbatch.predict import Record
+from pyg_dynbatch.models import Model, Record, load, predict
 
 KINDS = {type(None): "null", bool: "boolean", int: "number", float: "number", str: "string"}
 KINDS |= {list: "array", dict: "object"}

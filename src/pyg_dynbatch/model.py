@@ -74,7 +74,9 @@ class Model(nn.Module, ABC):
     """Whether the best value of that metric is the smallest or the largest."""
 
     schema: Any = None
-    """What the model knows about its data: how to read and collate them."""
+    """What the model knows about its data, an object with ``as_dict()`` and ``collater()``; for
+    :func:`~pyg_dynbatch.models.predict` also with ``record(example)``, which returns a
+    :class:`~pyg_dynbatch.models.Record`, and ``read(path)``, which yields those of a file."""
 
     is_started: Tensor
 
