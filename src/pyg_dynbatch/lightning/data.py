@@ -77,7 +77,7 @@ class DataModule(pl.LightningDataModule, ABC):
     def prepare_data(self) -> None:
         """Process the data in one process, before others open them."""
         for split in self.splits:
-            self.open(split)
+            self.dataset(split)
 
     def setup(self, stage: str) -> None:
         """Open all splits, so that faults come before training.

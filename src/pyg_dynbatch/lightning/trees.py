@@ -229,6 +229,8 @@ class TreeFileData(TreeData):
             what = "TreeFileData: no node has a label"
             expected = "at least one label, such as the 3 of (3 word)"
             raise mismatch(ValueError, what, expected, where=self.files["train"])
+        if split == "train" and vocabulary is None:
+            return training
         words = vocabulary or training.vocabulary
         file = self.files[split]
         return TreeFile(file, self.root, training.num_classes, self.labels, words)
