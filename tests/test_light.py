@@ -52,7 +52,9 @@ def test_a_checkpoint_of_trees(tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_a_checkpoint_of_molecules(tmp_path: Path) -> None:
-    MoleculeModel(MoleculeSchema(("logS",)), hidden=4, atom_out=4, head=[]).save(tmp_path / "a.ckpt")
+    MoleculeModel(MoleculeSchema(("logS",)), hidden=4, atom_out=4, head=[]).save(
+        tmp_path / "a.ckpt"
+    )
     text = tmp_path / "new.csv"
     text.write_text("smiles\nCCO\n", encoding="utf-8")
     assert "prediction_logS" in run(HIDDEN, str(tmp_path / "a.ckpt"), str(text), "CCO")

@@ -104,9 +104,7 @@ def test_legend_of_many_classes_names_a_few() -> None:
 
 
 def test_schedule_has_one_bar_per_step_in_the_colour_of_its_operation() -> None:
-    axes = plots.draw_schedule(
-        one_axes(), ["leaf", "node"], [0, 1, 1, 0], [9, 4, 2, 1], "agenda"
-    )
+    axes = plots.draw_schedule(one_axes(), ["leaf", "node"], [0, 1, 1, 0], [9, 4, 2, 1], "agenda")
     heights = {round(bar.get_x() + bar.get_width() / 2): bar.get_height() for bar in axes.patches}
     assert heights == {0: 9, 1: 4, 2: 2, 3: 1}
     assert len({bar.get_facecolor() for bar in axes.patches}) == 2

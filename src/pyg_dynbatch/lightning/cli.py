@@ -104,15 +104,17 @@ class CLI(LightningCLI):
         if "test" in self.datamodule.splits:
             best = trainer.checkpoint_callback.best_model_path or None
             self.trainer.test(self.model, self.datamodule, ckpt_path=best)
-        if self.trainer.is_global_zero and self.trainer.log_dir:
-            self._draw(Path(self.trainer.log_dir))
+        self._draw()
 
     def after_test(self) -> None:
         """Draw the predictions."""
-        if self.trainer.is_global_zero and self.trainer.log_dir:
-            self._draw(Path(self.trainer.log_dir))
+        self._draw()
 
-    def _draw(self, folder: Path) -> None:
+    def _draw(self) -> None:
+        log_dir = self.trainer.log_dir  # for which all ranks have to ask
+        if log_dir is None or not self.trainer.is_global_zero:
+            return
+        folder = Path(log_dir)
         model = self.model.model
         metrics = folder / "metrics.csv"
         if self.subcommand == "fit" and metrics.is_file():
@@ -120,7 +122,8 @@ class CLI(LightningCLI):
             plots.draw_learning_curve(metrics, folder / "learning_curve.png", names)
         if self.model.tested:
             model.draw(folder, self.model.tested, self.datamodule.dataset("test"))
-        print(f"run: {folder}, best checkpoint: {self.trainer.ckpt_path}")
+        best = getattr(self.trainer.checkpoint_callback, "best_model_path", "")
+        print(f"run: {folder}, checkpoint: {self.trainer.ckpt_path or best}")
 
 
 # A shortened option is more often a mistyped one.

@@ -126,12 +126,7 @@ class DataModule(pl.LightningDataModule, ABC):
             batches = NodeBudgetBatchSampler(sampler, [1] * len(dataset), self.batch_size)
         # All by name: Lightning rebuilds loaders with other samplers (overfit_batches).
         return PlanningLoader(
-            dataset,
-            batch_size=1,
-            shuffle=None,
-            collater=collater,
-            batch_sampler=batches,
-            **options,
+            dataset, batch_size=1, shuffle=None, collater=collater, batch_sampler=batches, **options
         )
 
     def _sampler(self, dataset: Any, shuffle: bool) -> Any:
