@@ -22,8 +22,8 @@ class BothPolar(PairFeatures):
     """Mark pairs of two atoms that are nitrogen or oxygen."""
 
     def __init__(self) -> None:
-        features, distance = torch.tensor([[0.0], [1.0]]), torch.tensor([0, 8])
-        super().__init__(PairTable(features, ("both polar",), distance))
+        features = torch.tensor([[0.0], [1.0]])
+        super().__init__(PairTable(features, ["both polar"], torch.tensor([0, 8])))
 
     def codes(self, mol) -> np.ndarray:
         """Return 1 where both atoms are polar; the code of a pair must not depend on its order."""
@@ -48,7 +48,7 @@ def error_of(featurizer: MoleculeFeaturizer) -> float:
         molecules.append(featurizer(smiles))
         molecules[-1].y = torch.tensor([[float(polar_pairs(smiles))]])
     schema = MoleculeSchema(
-        featurizer.spec, len(featurizer.atom_names), featurizer.pair_table, ("polar pairs",)
+        featurizer.spec(), len(featurizer.atom_names), featurizer.pair_table, ("polar pairs",)
     )
     task = MoleculeProperty(
         schema.as_dict(),

@@ -27,14 +27,10 @@ ARGUMENTS = {
     "predict --checkpoint": "predict --checkpoint BAD " + PREDICT,
     "predict --checkpoint, the second": "predict --checkpoint last.ckpt BAD " + PREDICT,
     "predict --input": "predict --checkpoint last.ckpt --input BAD --output new.csv",
-    "predict --features": "predict --checkpoint last.ckpt --features BAD " + PREDICT,
-    "featurize --input": "featurize --input BAD --output new",
     "inspect": "inspect BAD --output new",
     "fit --config": "fit --config BAD",
     "fit --ckpt_path": f"fit {FIT} --ckpt_path BAD",
     "fit --data.file": f"fit {FIT} --data.init_args.file BAD",
-    "fit --data.split.file": f"fit {FIT} --data.init_args.split.method file "
-    "--data.init_args.split.file BAD",
     "test --ckpt_path": "test --config small.yaml --ckpt_path BAD",
 }
 
@@ -81,7 +77,7 @@ def checkpoint(tmp_path_factory) -> str:
 
 
 KINDS = [missing, a_folder, empty, truncated, with_a_changed_weight, of_a_wrong_kind, unreadable]
-QUICK = ["predict --checkpoint", "predict --input", "featurize --input", "inspect"]
+QUICK = ["predict --checkpoint", "predict --input", "inspect"]
 
 
 @pytest.mark.parametrize("kind", KINDS)

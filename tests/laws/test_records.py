@@ -4,7 +4,6 @@ import csv
 import gzip
 import io
 import re
-import warnings
 from pathlib import Path
 
 import pytest
@@ -12,10 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rdkit import Chem, rdBase
 
-from pyg_dynbatch.cli import main
-from pyg_dynbatch.data import RawMolecule, TableOptions, read_molecules
-from tests.console import rows_of
-from tests.molecules.molecules import trained
+from pyg_dynbatch.molecules.read import RawMolecule, TableOptions, read_molecules
 
 ENDS = st.sampled_from(["\n", "\r\n", "\r"])
 MARKS = st.sampled_from(["", "\ufeff"])
@@ -119,11 +115,7 @@ def test_sdf(file: Path, molecules, suffix, last, end, mark) -> None:
         for row, (smiles, fields) in enumerate(molecules)
     ]
     path = write(file, suffix, "$$$$\n".join(texts) + last, end, mark)
-    repeated = any(len(dict(fields)) < len(fields) for _, fields in molecules)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        records = read(path)
-    assert records is not None and any("occurs twice" in str(w.message) for w in caught) == repeated
+    records = read(path) or []
     assert [(raw.row, raw.name, raw.fault) for raw in records] == [
         (row, f"é{row}", "") for row in range(len(molecules))
     ]
@@ -160,9 +152,7 @@ def test_what_a_fuzzer_makes_of_sdf(file: Path, pieces, end: str, is_ended: bool
     tail = text.rpartition("$$$$")[2].partition("\n")[2] if "$$$$" in text else text
     if not tail.strip() and len(expected) > len(by_rdkit(text.removesuffix(tail))):
         expected.pop()  # blank lines at the end are no record
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", ".*occurs twice")
-        records = read(path) or []
+    records = read(path) or []
     assert len(records) == len(expected)
     for raw, mol in zip(records, expected, strict=True):
         if not raw.fault:
@@ -239,66 +229,6 @@ def test_another_encoding_is_refused_in_its_line(
     with pytest.raises(ValueError, match="the text is not UTF-8") as caught:
         read(path)
     assert f"{path}:{number}:" in str(caught.value)
-
-
-CASES = {
-    ".smi": ("CCO one\n\tCN\n\nCC three\n", ["one", "CN", "three"], [1]),
-    ".csv": (
-        'id,smiles\none,CCO\n"two\nlines",""\n\n"a, b",CN\n',
-        ["one", "two\nlines", "a, b"],
-        [1],
-    ),
-}
-
-
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return trained(tmp_path_factory.mktemp("trained"))
-
-
-DRAWN = """{name}
-
-
-  4  3  0  0  0  0  0  0  0  0999 V2000
-    0.0000    0.0000    0.0000 O   0  0  0  0  0  0  0  0  0  0  0  0
-    1.2000    0.7000    0.0000 H   0  0  0  0  0  0  0  0  0  0  0  0
-    2.4000    0.0000    0.0000 H   0  0  0  0  0  0  0  0  0  0  0  0
-    3.6000    0.7000    0.0000 H   0  0  0  0  0  0  0  0  0  0  0  0
-  1  2  1  0
-  1  3  1  0
-  1  4  1  0
-M  END
-"""
-VALUE = "> <price>\n$$$$\n\n> <note>\n> <price>\n\n"
-CASES[".sdf"] = (
-    f"{block('CCO', 'one')}{VALUE}$$$$\n{DRAWN.format(name='two')}$$$$\nno block\n\n\nx\n$$$$\n"
-    f"{block('CC', 'four')}> <price>\n4\n\n$$$$\n",
-    ["one", "two", "no block", "four"],
-    [1, 2],
-)
-
-
-@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
-@pytest.mark.parametrize("suffix", CASES)
-def test_predictions_are_in_the_rows_of_their_records(
-    file: Path, checkpoint: str, suffix: str, end: str, capsys
-) -> None:
-    text, names, bad = CASES[suffix]
-    path, output = write(file, suffix, text, end), file.with_name("out.csv")
-    assert (
-        main(["predict", "--checkpoint", checkpoint, "--input", str(path), "--output", str(output)])
-        == 0
-    )
-    rows = rows_of(output)
-    assert [row["id" if suffix == ".csv" else "name"] for row in rows] == names
-    assert [row["row"] for row in rows] == [str(row) for row in range(len(names))]
-    assert [number for number, row in enumerate(rows) if row["status"] != "ok"] == bad
-    assert all((row["prediction_first"] == "") == (row["status"] != "ok") for row in rows)
-    if suffix == ".sdf":
-        assert [(row["price"], row["note"]) for row in rows] == [
-            ("$$$$", "> <price>"), ("", ""), ("", ""), ("4", "")
-        ]  # fmt: skip
-        assert rows[1]["status"].startswith("Explicit valence for atom # 0 O, 3")
 
 
 # RDKit reads on over these lines $$$$; more than one molecule may be in the record, which is bad.

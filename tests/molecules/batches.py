@@ -3,7 +3,7 @@
 import torch
 
 from pyg_dynbatch.data import MoleculeData
-from pyg_dynbatch.molecules.features.pair_table import PairTable
+from pyg_dynbatch.molecules.pair_table import PairTable
 
 FEATURES, TASKS = 5, 2
 TABLE = PairTable(torch.eye(5)[:, 1:], ("a", "b", "c", "d"), torch.tensor([0, 1, 2, 8, -1]))

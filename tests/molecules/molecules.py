@@ -46,7 +46,7 @@ def molecule_csv(folder: Path, kind: str = "regression", smiles: list[str] | Non
 def molecule_data(folder: Path, kind: Any = "regression", **options: Any) -> MoleculeFileData:
     """A data module of that file."""
     given = {
-        "split": SplitOptions(fractions=(0.5, 0.25, 0.25), leakage=False),
+        "split": SplitOptions(fractions=(0.5, 0.25, 0.25)),
         "classes": 3,
         "batch_size": 8,
         "reading": QUIET,

@@ -4,13 +4,15 @@ import numpy as np
 import torch
 from rdkit import Chem
 
-from pyg_dynbatch.data import AtomFeatures, MoleculeDescriptors, PairFeatures, PairTable
+from pyg_dynbatch.molecules.descriptors import MoleculeDescriptors
+from pyg_dynbatch.molecules.features import AtomFeatures, PairFeatures
+from pyg_dynbatch.molecules.pair_table import PairTable
 
 
 class Mass(AtomFeatures):
     def __init__(self, unit: float = 1.0, names: tuple[str, ...] = ("mass",)) -> None:
         self.unit = unit
-        super().__init__(names, ["real"] * len(names))
+        super().__init__(names)
 
     def rows(self, mol: Chem.Mol) -> np.ndarray:
         masses = [atom.GetMass() / self.unit for atom in mol.GetAtoms()]
@@ -46,7 +48,7 @@ class GivenRows(AtomFeatures):
     """Gives the rows it was made with."""
 
     def __init__(self, rows: object, width: int = 1) -> None:
-        super().__init__([f"given_{k}" for k in range(width)], ["real"] * width)
+        super().__init__([f"given_{k}" for k in range(width)])
         self.given = rows
 
     def rows(self, mol: Chem.Mol) -> np.ndarray:

@@ -2,12 +2,11 @@
 
 import json
 import pickle
-import re
 
 import pytest
 import torch
 
-from pyg_dynbatch.molecules.features.pair_table import PairTable, check_pair_set
+from pyg_dynbatch.molecules.pair_table import PairTable
 
 DISTANCE = torch.tensor([0, 1, 1, 2, 7, 8, -1])
 
@@ -42,8 +41,6 @@ def test_round_trips() -> None:
         text = json.dumps(table.as_dict())
         for again in (PairTable.from_dict(json.loads(text)), pickle.loads(pickle.dumps(table))):
             assert again == table
-            assert hash(again) == hash(table)
-            assert again.digest() == table.digest()
             assert again.features.dtype == torch.float32
             assert again.features.shape == table.features.shape
             assert again.distance.dtype == torch.int64
@@ -56,7 +53,7 @@ def test_differences_are_seen() -> None:
         PairTable(table.features, ("x", "y"), table.distance),
         PairTable(table.features, table.names, table.distance * (table.distance != 2)),
     ]
-    assert all(other != table and other.digest() != table.digest() for other in others)
+    assert all(other != table for other in others)
     assert table != "something else"
     assert len(table) == 7
     assert repr(table) == "PairTable(7 codes, 2 features)"
@@ -81,39 +78,27 @@ def table(features: torch.Tensor, names: tuple[str, ...], distance: list[int]) -
     return PairTable(features, names, torch.tensor(distance, dtype=torch.long))
 
 
-SETS = r'expected: "all", "connected", "bonds", or a number of bonds from 1 to 7\n.*%s'
-ZEROS, UNKNOWN = torch.zeros(2, 1), torch.tensor([[0.0], [torch.nan]])
-FULL = PairTable(torch.zeros(256, 1), ("a",), torch.zeros(256, dtype=torch.long))
+ZEROS = torch.zeros(2, 1)
+UNKNOWN = torch.tensor([[0.0], [torch.nan]])
 
 
 REFUSED = [
-    *((lambda p=p: make().kept(p), SETS % repr(p)) for p in ("some", "", 0, 8, -1, True)),
-    *(
-        (lambda p=p: check_pair_set(p), f"unknown set of pairs(?s:.)*{re.escape(repr(p))}")
-        for p in (2.5, None, 7.0, [1])
-    ),
-    (lambda: FULL.times(table(ZEROS, ("b",), [0, 1])), r"one byte[\s\S]*got: +512"),
+    *((lambda p=p: make().kept(p), "set of pairs") for p in ("some", "", 0, 8, -1, True)),
+    (lambda: make().times(make()).times(make()), "names"),
+    (lambda: make().times(PairTable(torch.zeros(40, 0), (), torch.zeros(40).int())), "one byte"),
     (lambda: table(torch.zeros(0, 1), ("a",), []), "1 to 256 codes"),
-    (lambda: table(torch.zeros(2, 2), ("a",), [0, 1]), r"2 different names[\s\S]*got: +a$"),
     (lambda: table(torch.zeros(2, 2), ("a", "a"), [0, 1]), "2 different names"),
     (lambda: table(ZEROS, (), [0, 1]), "no names"),
-    (lambda: table(ZEROS, ("a",), [0, 9]), r"out of range[\s\S]*got: +9[\s\S]*code 1"),
-    (lambda: table(ZEROS, ("a",), [0, -2]), "out of range"),
-    (lambda: table(ZEROS, ("a",), [1, 0]), "code 0 is not the pair of an atom with itself"),
-    (lambda: table(ZEROS + 1, ("a",), [0, 1]), "a row of zeros for code 0"),
-    (lambda: table(UNKNOWN, ("a",), [0, 1]), "a feature is not finite"),
-    (
-        lambda: PairTable.from_dict(make().as_dict() | {"distance": [0, 1]}),
-        r"expected: +7 distances[\s\S]*got: +2",
-    ),
-    *(
-        (lambda c=content: PairTable.from_dict(c), "names, distance, features")
-        for content in ({}, {"names": []}, [])
-    ),
+    (lambda: table(ZEROS, ("a",), [0]), "distances"),
+    (lambda: table(ZEROS, ("a",), [0, 9]), "distances"),
+    (lambda: table(ZEROS, ("a",), [0, -2]), "distances"),
+    (lambda: table(ZEROS, ("a",), [1, 0]), "code 0"),
+    (lambda: table(ZEROS + 1, ("a",), [0, 1]), "code 0"),
+    (lambda: table(UNKNOWN, ("a",), [0, 1]), "not finite"),
 ]
 
 
-@pytest.mark.parametrize(("call", "words"), REFUSED)
-def test_what_cannot_be_is_refused(call, words):
-    with pytest.raises(ValueError, match=words):
+@pytest.mark.parametrize(("call", "word"), REFUSED)
+def test_what_cannot_be_is_refused(call, word):
+    with pytest.raises(ValueError, match=word):
         call()

@@ -45,6 +45,11 @@ def bonds_of(mol: Mol) -> list[Any]:
     return list(map(mol.GetBondWithIdx, range(mol.GetNumBonds())))
 
 
+def _listed(sequence: Any) -> list[Any]:
+    """Return the elements of a sequence of RDKit, whose own iterator ends with a slow exception."""
+    return [sequence[index] for index in range(len(sequence))]
+
+
 def rings_of(mol: Mol) -> tuple[tuple[int, ...], ...]:
     """Return the atoms of each ring: those that :func:`list_rings` has listed, or as it would."""
     listed: Any = vars(mol).get("listed_rings")
@@ -264,7 +269,7 @@ def _without_annotations(mol: Mol, text: str | None) -> Mol:
     """Remove hydrogens and atom maps, which affect the canonical text; refuse query atoms."""
     _refuse_several_structures(mol, text)
     queries = rdkit_module("Chem.rdqueries")
-    mapped = mol.GetAtomsMatchingQuery(queries.HasPropQueryAtom("molAtomMapNumber"))
+    mapped = _listed(mol.GetAtomsMatchingQuery(queries.HasPropQueryAtom("molAtomMapNumber")))
     for atom in mapped:
         atom.SetAtomMapNum(0)
     plain = mol
@@ -272,7 +277,7 @@ def _without_annotations(mol: Mol, text: str | None) -> Mol:
         # Those that a SMILES would write as counts become counts.
         with rdkit_module("rdBase").BlockLogs():
             plain = chem().RemoveHs(mol, sanitize=False)
-    is_changed = mapped or plain.GetNumAtoms() < mol.GetNumAtoms()
+    is_changed = bool(mapped) or plain.GetNumAtoms() < mol.GetNumAtoms()
     return _perceived(plain, text) if is_changed else mol
 
 
@@ -287,7 +292,7 @@ def _refuse_several_structures(mol: Mol, text: str | None) -> None:
                 raise MoleculeError("query bond", bond.GetBeginAtomIdx(), text)
     if mol.HasProp("_molLinkNodes"):
         raise MoleculeError("link nodes, which repeat any number of times", smiles=text)
-    for group in chem().GetMolSubstanceGroups(mol):
+    for group in _listed(chem().GetMolSubstanceGroups(mol)):
         if group.GetProp("TYPE") in ("SRU", "MON", "MER", "COP", "MIX", "FOR"):
             raise MoleculeError("a polymer or mixture, not one molecule", smiles=text)
 

@@ -202,7 +202,7 @@ def read_molecules(
     suffix = Path(str(path).lower().removesuffix(".gz")).suffix
     kind = checked_choice(
         f"read_molecules: the format of {Path(path).name} is unknown",
-        FORMATS.get(suffix) if format is None else format,
+        format or FORMATS.get(suffix, ""),
         ("csv", "tsv", "smi", "sdf"),
     )
     targets = tuple(target_columns or ())
@@ -361,7 +361,8 @@ def _read_smi(lines: Lines) -> Iterator[RawMolecule]:
         rest = rest.strip()
         if rest.startswith("|") and "|" in rest[1:]:  # the extension of CXSMILES
             end = rest.index("|", 1) + 1
-            smiles, rest = f"{smiles} {rest[:end]}", rest[end:].strip()
+            smiles = f"{smiles} {rest[:end]}"
+            rest = rest[end:].strip()
         yield RawMolecule(row, f"{lines.path}:{lines.number}", smiles=smiles, name=rest or None)
         row += 1
 
@@ -465,6 +466,8 @@ class _SDFile:
 
 # A header, whose field has a name or not, and the lines up to an empty one.
 _FIELD = re.compile(r"^[ \t]*>(?:[^<\n]*<(.+)>)?.*\n((?:.+\n)*)", re.MULTILINE)
+# Three lines of a header, then numbers and properties; other lines may hide M  END from RDKit.
+_REGULAR_BLOCK = re.compile(r"(?:.*\n){3}(?:[ \d].*\n|M  (?!END).*\n)+M  END.*\n")
 
 
 class _Record(NamedTuple):
@@ -493,14 +496,14 @@ def _parsed(lines: Sequence[str], ends: Sequence[int]) -> _Record:
     text += "" if text.endswith("\n") else "\n"
     last_of_block = text.find("\nM  END") + 1
     end = text.index("\n", last_of_block) + 1 if last_of_block else len(text)
+    block = text[:end]
     data = text[end:]
     fields = dict(_FIELD.findall(data))
     has_unnamed = fields.pop("", None) is not None
     stray_line = next((line for line in _FIELD.sub("", data).split("\n") if line.strip()), None)
     is_plain = stray_line is None and not has_unnamed
-    lines_before_end = text.count("\n", 0, last_of_block)
     return _Record(
-        text[:end],
+        block,
         {name: value.removesuffix("\n") for name, value in fields.items()},
         ends[:-1] if is_ended else ends,
         stray_line,
@@ -509,7 +512,7 @@ def _parsed(lines: Sequence[str], ends: Sequence[int]) -> _Record:
             is_plain
             and is_ended
             and len(ends) == 1
-            and lines_before_end > 3
+            and _REGULAR_BLOCK.fullmatch(block) is not None
             and data[-2:] in ("", "\n\n")
         ),
     )
@@ -631,8 +634,7 @@ def _choose_targets(
     names_of = {"binary": labels, "regression": values, "multiclass": usable}
     if kind is None and bool(labels) != bool(values):
         kind = "binary" if labels else "regression"
-    names = [] if kind is None else names_of[kind]
-    if not names:
+    if kind is None or not names_of[kind]:
         ambiguous = f"binary: {', '.join(labels)}; regression: {', '.join(values)}"
         raise mismatch(
             ValueError,
@@ -642,6 +644,7 @@ def _choose_targets(
             where=path,
             hint="the option targets, or kind: regression or binary",
         )
+    names = names_of[kind]
     others += [
         f"{name} ({'labels' if name in labels else 'values'})"
         for name in usable
