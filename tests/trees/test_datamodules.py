@@ -8,7 +8,7 @@ import torch
 
 from pyg_dynbatch.datasets import ListOps
 from pyg_dynbatch.lightning import DataModule, DatasetData, SSTData, TreeFileData, VectorOptions
-from pyg_dynbatch.lightning import data as file_of_datamodules
+from pyg_dynbatch.lightning import trees as file_of_datamodules
 from pyg_dynbatch.loader import NodeBudgetBatchSampler
 from tests.training.helpers import RECIPE, bare_trainer, listops, task, trainer, tree_files
 
