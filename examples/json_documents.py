@@ -39,7 +39,7 @@ from torch_geometric.data import Data
 from pyg_dynbatch import RaggedRows
 from pyg_dynbatch import blocks as td
 from pyg_dynbatch.lightning import DatasetData, Task
-from pyg_dynbatch.models import Model, Record, load, predict
+from pyg_dynbatch.models import Entry, Model, load, predict
 
 KINDS = {type(None): "null", bool: "boolean", int: "number", float: "number", str: "string"}
 KINDS |= {list: "array", dict: "object"}
@@ -97,18 +97,18 @@ class JsonSchema:
         """Return plain values."""
         return asdict(self)
 
-    def read(self, path: str | Path) -> Iterator[Record]:
+    def read(self, path: str | Path) -> Iterator[Entry]:
         """Read the documents of a file."""
-        return map(self.record, read_documents(path))
+        return map(self.entry, read_documents(path))
 
-    def record(self, document: Any) -> Record:
+    def entry(self, document: Any) -> Entry:
         """Turn a document into an example, with its class if it has a known one."""
         if not isinstance(document, dict):
-            return Record(None, {}, f"expected an object, got {type(document).__name__}")
+            return Entry(None, {}, f"expected an object, got {type(document).__name__}")
         example = Data(document=document)
         if document.get(self.label) in self.classes:
             example.y = self.classes.index(document[self.label])
-        return Record(example, {})
+        return Entry(example, {})
 
 
 def read_documents(path: str | Path) -> list[Any]:
@@ -273,8 +273,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     random.Random(options.seed).shuffle(documents)
     fifth = len(documents) // 5
     schema = JsonSchema.infer(documents[fifth:], options.label)
-    test = [schema.record(document).data for document in documents[:fifth]]
-    train = [schema.record(document).data for document in documents[fifth:]]
+    test = [schema.entry(document).data for document in documents[:fifth]]
+    train = [schema.entry(document).data for document in documents[fifth:]]
     model = DocumentClassifier(schema)
     task = Task(model, partial(torch.optim.AdamW, lr=3e-3, weight_decay=0.01), rate="cosine")
     # Nothing is chosen on validation: the last epoch counts.

@@ -36,13 +36,13 @@ MORE_PARAMETERS = {
     "core/definitions.py:order": "the fields of the struct in C",
     "core/definitions.py:place": "the fields of the struct in C",
     "blocks/layers.py:FractalNet.__init__": "the arguments of Fold's layer",
-    "molecules/datamodules.py:MoleculeDataModule.__init__": "keys of the configs",
-    "molecules/features/featurizer.py:MoleculeFeaturizer.__init__": "keys of the configs",
-    "molecules/nets/models.py:WeaveNet.__init__": "every argument is a key of the configs",
+    "lightning/molecules.py:MoleculeFileData.__init__": "keys of the configs",
+    "lightning/molecules.py:MoleculeNetData.__init__": "keys of the configs",
+    "lightning/trees.py:TreeFileData.__init__": "keys of the configs",
+    "molecules/featurizer.py:MoleculeFeaturizer.__init__": "keys of the configs",
+    "molecules/models.py:WeaveNet.__init__": "every argument is a key of the configs",
     "nn/recursive.py:RecursiveLayer.forward": "two ways to call a layer, and what it returns",
-    "trees/datasets.py:TreeDataset.__init__": "one per option, two of PyG's",
     "trees/models.py:TreeClassifier.__init__": "every argument is a key of the configs",
-    "trees/models.py:TreeSimilarity.__init__": "every argument is a key of the configs",
 }
 LONGER: dict[str, str] = {}
 NO_EXAMPLE = {
@@ -51,12 +51,12 @@ NO_EXAMPLE = {
     "autobatch.Explanation": "AutoBatch.explain, whose example has one, makes it",
     "autobatch.Schedule": "made by AutoBatch.collate only",
     "blocks.ResultType": "an interface; every type is an example",
-    "models.Model": "an interface; every model is an example",
+    "datasets.ColumnsDataset": "an interface; every data set is an example",
+    "datasets.MoleculeDataset": "an interface; every data set of molecules is an example",
     "nn.RecursiveCell": "an interface; every cell is an example",
     "lightning.MoleculeDataModule": "an interface; every data module is an example",
-    "lightning.SplitDataModule": "an interface; every data module is an example",
-    "lightning.Task": "an interface; every task is an example",
-    "lightning.TreeDataModule": "an interface; every data module is an example",
+    "lightning.DataModule": "an interface; every data module is an example",
+    "lightning.TreeData": "an interface; every data module of trees is an example",
 }
 
 # Folders and hosts of one machine, which mean nothing on any other.

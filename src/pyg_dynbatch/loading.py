@@ -192,7 +192,7 @@ class PlanningLoader(PyGDataLoader):
                 got=collate_fn,
                 hint="torch.utils.data.DataLoader(dataset, collate_fn=…)",
             )
-        batch_sampler = kwargs.get("batch_sampler")
+        batch_sampler: Any = kwargs.get("batch_sampler")
         sizes = getattr(batch_sampler, "sizes", None)
         if sizes is not None and hasattr(dataset, "__len__") and len(sizes) != len(dataset):
             raise mismatch(

@@ -75,8 +75,8 @@ class Model(nn.Module, ABC):
 
     schema: Any = None
     """What the model knows about its data, an object with ``as_dict()`` and ``collater()``; for
-    :func:`~pyg_dynbatch.models.predict` also with ``record(example)``, which returns a
-    :class:`~pyg_dynbatch.models.Record`, and ``read(path)``, which yields those of a file."""
+    :func:`~pyg_dynbatch.models.predict` also with ``entry(example)``, which returns a
+    :class:`~pyg_dynbatch.models.Entry`, and ``read(path)``, which yields those of a file."""
 
     is_started: Tensor
 

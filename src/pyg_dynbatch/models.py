@@ -7,7 +7,7 @@ from pyg_dynbatch.core.errors import checked_choice
 from pyg_dynbatch.model import Model, build, open_checkpoint
 from pyg_dynbatch.molecules.models import MoleculeModel, WeaveNet
 from pyg_dynbatch.molecules.schema import MoleculeSchema
-from pyg_dynbatch.predict import Record, predict, predictions
+from pyg_dynbatch.predict import Entry, predict, predictions
 from pyg_dynbatch.trees.models import TreeClassifier, TreeEncoder
 from pyg_dynbatch.trees.schema import TreeSchema
 
@@ -15,12 +15,11 @@ __all__ = [
     "Model",
     "MoleculeModel",
     "MoleculeSchema",
-    "Record",
+    "Entry",
     "TreeClassifier",
     "TreeEncoder",
     "TreeSchema",
     "WeaveNet",
-    "load",
     "predict",
     "predictions",
 ]

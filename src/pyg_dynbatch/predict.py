@@ -17,13 +17,19 @@ from pyg_dynbatch.files import atomic_file
 from pyg_dynbatch.model import Model, Table, differences, evaluating, joined_columns
 
 
-class Record(NamedTuple):
+class Entry(NamedTuple):
     """One example of a source.
 
     Attributes:
         data: The example; None if it cannot be used.
         texts: What the table of predictions says of it, by name of the column.
         fault: Why it cannot be used; empty if it can.
+
+    Example:
+        >>> from pyg_dynbatch.models import TreeSchema
+        >>> from pyg_dynbatch.data import Vocabulary
+        >>> TreeSchema(2, 2, Vocabulary(["good"])).entry("(1 good").fault.partition(".")[0]
+        'bracketed tree: 1 bracket is never closed'
     """
 
     data: Data | None
@@ -72,7 +78,28 @@ def predict(
 def predictions(
     models: Model | Sequence[Model], source: Any, *, batch_size: int = 100, nodes: bool = False
 ) -> Iterator[Table]:
-    """Predict a source batch by batch, in constant memory, as :func:`predict` does."""
+    """Predict a source batch by batch, in constant memory, as :func:`predict` does.
+
+    Args:
+        models: As in :func:`predict`.
+        source: As in :func:`predict`.
+        batch_size: Examples per batch.
+        nodes: As in :func:`predict`.
+
+    Yields:
+        The table of every batch; ``example`` counts through all of them.
+
+    Raises:
+        ValueError: If there is no model, or two have different schemas.
+
+    Example:
+        >>> from pyg_dynbatch.models import TreeClassifier, TreeSchema
+        >>> from pyg_dynbatch.data import Vocabulary
+        >>> model = TreeClassifier(TreeSchema(2, 2, Vocabulary(["good"])), hidden_channels=4)
+        >>> parts = predictions(model, ["(good)"] * 3, batch_size=2)
+        >>> [part["example"].tolist() for part in parts]
+        [[0, 1], [2]]
+    """
     members = [models] if isinstance(models, Model) else list(models)
     _check_members(members)
     records = iter(_records(members[0], source))
@@ -93,17 +120,17 @@ def _check_members(members: Sequence[Model]) -> None:
             raise mismatch(ValueError, what, f"{own!s:.80}", f"{other!s:.80}")
 
 
-def _records(model: Model, source: Any) -> Iterable[Record]:
+def _records(model: Model, source: Any) -> Iterable[Entry]:
     if isinstance(source, str | Path):
         return model.schema.read(source)
     return (
-        Record(example, {}) if isinstance(example, Data) else model.schema.record(example)
+        Entry(example, {}) if isinstance(example, Data) else model.schema.entry(example)
         for example in source
     )
 
 
 def _predicted(
-    members: Sequence[Model], records: Sequence[Record], first: int, collate: Any, nodes: bool
+    members: Sequence[Model], records: Sequence[Entry], first: int, collate: Any, nodes: bool
 ) -> Table:
     """Predict one batch of records; the rows of those without data are NaN."""
     usable = [number for number, record in enumerate(records) if record.data is not None]

@@ -118,6 +118,6 @@ def test_failed_calls_leave_it_too(folder: Path) -> None:
     with pytest.raises(ValueError, match="different"):
         predict([known, other], TEXTS)
     with pytest.raises(IndexError):
-        predict(known, [known.schema.record(TEXTS[0]).data.update({"token": torch.full((3,), 99)})])
+        predict(known, [known.schema.entry(TEXTS[0]).data.update({"token": torch.full((3,), 99)})])
     assert state_of_the_process() == before
     assert known.training

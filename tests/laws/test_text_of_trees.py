@@ -144,12 +144,12 @@ def test_trees_without_labels_are_those_with_labels(prepared: Any) -> None:
     schema = loaded(files()).schema
 
     def tokens(tree: Any) -> list[int]:
-        return schema.record(tree).data.token.tolist()
+        return schema.entry(tree).data.token.tolist()
 
     labelled = tokens("(3 (2 fun) (1 (0 3) (1 Good)))")
     for text in ("((fun) ((3) (Good)))", ["fun", ["3", "Good"]]):
         assert tokens(text) == labelled
     # One tree has labels everywhere or nowhere, as in training.
-    assert "a second token" in schema.record("(3 (2 fun) (3))").fault
+    assert "a second token" in schema.entry("(3 (2 fun) (3))").fault
     row = schema.vocabulary.row
     assert tokens("(million (3 (about)) (fun))") == [0, row("3"), 0, row("fun")]

@@ -10,12 +10,12 @@ SCHEMA = TreeSchema(len(WORDS) + 1, 3, Vocabulary(WORDS))
 
 
 def test_text_and_nested_lists_are_the_same_trees() -> None:
-    tree = SCHEMA.record("((not) ((very) (new)))").data
+    tree = SCHEMA.entry("((not) ((very) (new)))").data
     row = Vocabulary(WORDS).row
     assert tree.token.tolist() == [-1, row("not"), -1, row("very"), 0]
-    labelled = SCHEMA.record("(2 (0 not) (1 (2 very) (1 new)))").data
+    labelled = SCHEMA.entry("(2 (0 not) (1 (2 very) (1 new)))").data
     assert labelled.y.tolist() == [2, 0, 1, 2, 1]
-    nested = SCHEMA.record(["not", ["very", "new"]]).data
+    nested = SCHEMA.entry(["not", ["very", "new"]]).data
     for other in (labelled, nested):
         assert_same(tree.update({"y": 0}), other.update({"y": 0}))
 
@@ -31,9 +31,9 @@ NO_TREES = [
 
 @pytest.mark.parametrize(("tree", "said"), NO_TREES)
 def test_what_is_not_a_tree_of_words_is_a_fault_in_one_line(tree, said):
-    record = SCHEMA.record(tree, "new.txt:7")
-    assert record.data is None
-    assert said in record.fault and "\n" not in record.fault
+    entry = SCHEMA.entry(tree, "new.txt:7")
+    assert entry.data is None
+    assert said in entry.fault and "\n" not in entry.fault
 
 
 def test_a_schema_is_plain_values_and_back() -> None:
@@ -41,4 +41,4 @@ def test_a_schema_is_plain_values_and_back() -> None:
     with pytest.raises(ValueError, match="vocabulary"):
         TreeSchema(7, 3, Vocabulary(WORDS))
     with pytest.raises(ValueError, match="words are not known"):
-        TreeSchema(4, 3).record("(good)")
+        TreeSchema(4, 3).entry("(good)")

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from jsonargparse import lazy_instance  # type: ignore[attr-defined]
 from lightning.pytorch import Trainer
-from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.callbacks import ModelCheckpoint, WeightAveraging
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.loggers import CSVLogger
 
@@ -101,6 +101,10 @@ class CLI(LightningCLI):
         trainer: Any = self.trainer
         if trainer.fast_dev_run:
             return
+        # These would restore the weights that are not averaged, and test those.
+        trainer.callbacks[:] = [
+            each for each in trainer.callbacks if not isinstance(each, WeightAveraging)
+        ]
         if "test" in self.datamodule.splits:
             best = trainer.checkpoint_callback.best_model_path or None
             self.trainer.test(self.model, self.datamodule, ckpt_path=best)
@@ -129,7 +133,10 @@ class CLI(LightningCLI):
 # A shortened option is more often a mistyped one.
 _STRICT = {"exit_on_error": False, "allow_abbrev": False}
 
-_DESCRIPTION = "Train and test networks over trees and molecules, and predict files."
+_DESCRIPTION = (
+    "Train and test networks over trees and molecules. 'pyg-dynbatch predict --help' tells how to "
+    "predict a file with a checkpoint."
+)
 
 
 def packaged_configs() -> dict[str, Path]:

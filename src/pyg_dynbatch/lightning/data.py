@@ -90,7 +90,8 @@ class DataModule(pl.LightningDataModule, ABC):
         for split in self.splits:
             if not len(self.dataset(split)):
                 what = f"{type(self).__name__}: the {split} split is empty"
-                raise mismatch(ValueError, what, "at least one example")
+                hint = "another method or other fractions of the split, if there is one"
+                raise mismatch(ValueError, what, "at least one example", hint=hint)
 
     def train_dataloader(self) -> Any:
         """Return a loader that shuffles the training split, differently in every epoch."""

@@ -311,7 +311,7 @@ class MoleculeModel(Model):
 
     Example:
         >>> model = MoleculeModel(MoleculeSchema(("logS",)), hidden=4, atom_out=4, head=[3])
-        >>> batch = model.collater()([model.schema.record("CO").data])
+        >>> batch = model.collater()([model.schema.entry("CO").data])
         >>> model.predict(batch)["prediction_logS"].shape
         torch.Size([1])
     """

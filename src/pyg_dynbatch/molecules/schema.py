@@ -11,7 +11,7 @@ from pyg_dynbatch.molecules.data import MoleculeCollater
 from pyg_dynbatch.molecules.featurizer import MoleculeFeaturizer
 from pyg_dynbatch.molecules.pair_table import PairTable
 from pyg_dynbatch.molecules.read import FORMATS, RawMolecule, TableOptions, read_molecules
-from pyg_dynbatch.predict import Record
+from pyg_dynbatch.predict import Entry
 
 PropertyKind = Literal["regression", "binary", "multiclass"]
 
@@ -39,7 +39,7 @@ class MoleculeSchema:
         >>> schema = MoleculeSchema(("logS",), pairs="bonds")
         >>> MoleculeSchema.of(schema.as_dict()).num_outputs
         1
-        >>> schema.record("CO").data.num_nodes
+        >>> schema.entry("CO").data.num_nodes
         2
     """
 
@@ -99,7 +99,7 @@ class MoleculeSchema:
         """Return what merges molecules to a batch."""
         return MoleculeCollater(self.pair_table, self.pairs, self.self_pairs)
 
-    def read(self, path: str | Path) -> Iterator[Record]:
+    def read(self, path: str | Path) -> Iterator[Entry]:
         """Read a CSV, TSV, SMILES or SDF file; every record keeps its columns."""
         suffix = Path(str(path).lower().removesuffix(".gz")).suffix
         is_table = FORMATS.get(suffix) in ("csv", "tsv")
@@ -109,18 +109,18 @@ class MoleculeSchema:
             texts: dict[str, object] = dict(zip(names, cells, strict=True))
             if not names:
                 texts = {"smiles": raw.smiles or "", "name": raw.name or ""}
-            yield self._record(raw, texts)
+            yield self._entry(raw, texts)
 
-    def record(self, molecule: Any) -> Record:
+    def entry(self, molecule: Any) -> Entry:
         """Read one molecule: a SMILES, or an ``rdkit.Chem.Mol``."""
         texts = {"smiles": molecule} if isinstance(molecule, str) else {}
         try:
-            return Record(self.featurizer(molecule), texts)
+            return Entry(self.featurizer(molecule), texts)
         except MoleculeError as error:
-            return Record(None, texts, error.reason)
+            return Entry(None, texts, error.reason)
 
-    def _record(self, raw: RawMolecule, texts: Mapping[str, object]) -> Record:
+    def _entry(self, raw: RawMolecule, texts: Mapping[str, object]) -> Entry:
         try:
-            return Record(self.featurizer(raw.text()), texts)
+            return Entry(self.featurizer(raw.text()), texts)
         except MoleculeError as error:
-            return Record(None, texts, f"{raw.where}: {error.reason}")
+            return Entry(None, texts, f"{raw.where}: {error.reason}")

@@ -8,7 +8,7 @@ from typing import Any
 
 from pyg_dynbatch import files
 from pyg_dynbatch.core.errors import mismatch
-from pyg_dynbatch.predict import Record
+from pyg_dynbatch.predict import Entry
 from pyg_dynbatch.trees.data import Collater, DynTreeData
 from pyg_dynbatch.trees.text import from_nested, parse_bracketed
 from pyg_dynbatch.trees.words import Vocabulary
@@ -32,7 +32,7 @@ class TreeSchema:
         >>> schema = TreeSchema(3, 2, Vocabulary(["good", "fun"]))
         >>> TreeSchema.of(schema.as_dict()) == schema
         True
-        >>> schema.record("((good) (new))").data.token.tolist()
+        >>> schema.entry("((good) (new))").data.token.tolist()
         [-1, 1, 0]
     """
 
@@ -70,7 +70,7 @@ class TreeSchema:
         """Return what merges trees to a batch."""
         return Collater()
 
-    def read(self, path: str | Path) -> Iterator[Record]:
+    def read(self, path: str | Path) -> Iterator[Entry]:
         """Read a file of bracketed trees, one per line, plain or compressed (``.gz``)."""
         lines = files.read_lines(path)
         blank = sum(not line.strip(" \t") for line in lines)
@@ -79,9 +79,9 @@ class TreeSchema:
             warnings.warn(text, stacklevel=2)
         for number, line in enumerate(lines, start=1):
             if line.strip(" \t"):
-                yield self.record(line, f"{path}:{number}")
+                yield self.entry(line, f"{path}:{number}")
 
-    def record(self, tree: Any, where: str = "") -> Record:
+    def entry(self, tree: Any, where: str = "") -> Entry:
         """Read one tree: bracketed text, or nested lists of words.
 
         A model that was trained on labelled nodes reads trees with a label on all nodes or none.
@@ -91,10 +91,10 @@ class TreeSchema:
             if isinstance(tree, str):
                 labels = "all_or_none" if self.labels == "required" else self.labels
                 parsed = parse_bracketed(tree, where, num_classes=self.num_classes, labels=labels)
-                return Record(parsed.to_data(vocabulary, labelled=True), {})
-            return Record(self._nested(tree, vocabulary), {})
+                return Entry(parsed.to_data(vocabulary, labelled=True), {})
+            return Entry(self._nested(tree, vocabulary), {})
         except ValueError as error:
-            return Record(None, {}, " ".join(str(error).split()))
+            return Entry(None, {}, " ".join(str(error).split()))
 
     def _words(self) -> Vocabulary:
         if self.vocabulary is None:
