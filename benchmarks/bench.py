@@ -344,12 +344,10 @@ class Options(argparse.ArgumentParser):
         self.count("--trees", 2048, "number of random trees (default: 2048)")
 
     def molecules(self) -> None:
-        """Add ``--files``, ``--molecules`` and ``--deepchem-python``."""
+        """Add ``--files`` and ``--molecules``."""
         text = "csv or smi files of molecules in addition to those of RDKit"
         self.add_argument("--files", type=Path, nargs="+", default=[], metavar="FILE", help=text)
         self.count("--molecules", None, "the first N of each file (default: all)")
-        text = "an interpreter with DeepChem, which is then timed as well"
-        self.add_argument("--deepchem-python", type=Path, metavar="PYTHON", help=text)
 
     def output(self) -> None:
         """Add the options of every benchmark: threads, device, records, figure."""
@@ -571,7 +569,7 @@ class Panel(NamedTuple):
 
 def draw(panels: Iterable[Panel], path: Path) -> Path:
     """Draw panels side by side; the suffix of the path is the format."""
-    from pyg_dynbatch.visualize import draw_curves, new_figure, save_figure
+    from pyg_dynbatch.plots import draw_curves, new_figure, save_figure
 
     panels = list(panels)
     figure, grid = new_figure(1, len(panels), 5.0, 3.5)

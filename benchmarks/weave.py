@@ -1,17 +1,15 @@
-"""Time, memory and work of two weave modules, compared with plain code, the engine and DeepChem.
+"""Time, memory and work of two weave modules, compared with plain code and the engine.
 
-The factored layer, a plain implementation over all ordered pairs, the engine on recordings, and
-DeepChem's layers; then growth with the size of a single molecule.
+The factored layer, a plain implementation over all ordered pairs, and the engine on recordings;
+then growth with the size of a single molecule.
 """
 
 import copy
 import random
 import sys
-import tempfile
 from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,13 +18,13 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from benchmarks import bench
-from benchmarks.molecules import DEEPCHEM, DeepChem, deepchem, sources, usable
+from benchmarks.molecules import sources, usable
 from benchmarks.products import BareProducts, Product, work
 from examples.weave_with_engine import WeaveRecorder
 from pyg_dynbatch.core.scheduling import schedule_recordings
 from pyg_dynbatch.core.steps import Steps
 from pyg_dynbatch.molecules.data import MoleculeCollater, MoleculeData
-from pyg_dynbatch.molecules.features.featurizer import MoleculeFeaturizer
+from pyg_dynbatch.molecules.featurizer import MoleculeFeaturizer
 from pyg_dynbatch.nn.pairs import Pairs
 from pyg_dynbatch.nn.weave import WeaveConv, WeaveStack
 
@@ -48,9 +46,8 @@ def add_options(parser: bench.Options) -> None:
     text = "sizes of single molecules (default: 10 to 500); none to omit them"
     sizes = [10, 25, 50, 100, 200, 300, 500]
     parser.counts("--sizes", sizes, text, nargs="*", metavar="ATOMS")
-    for name in ("engine", "deepchem"):
-        text = f"largest batch of {name}, in ordered pairs (default: 20000)"
-        parser.count(f"--{name}-pairs", 20_000, text)
+    text = "largest batch of the engine, in ordered pairs (default: 20000)"
+    parser.count("--engine-pairs", 20_000, text)
     parser.molecules()
     parser.common(batches=3, seed=0, budget=60.0, repeats=5)
 
@@ -240,8 +237,8 @@ class Ways:
         atoms = partial(self.atoms, mode, batch)
         bench.time_passes(lap, atoms, infer=atoms)
 
-    def check(self, modes: Sequence[str], batch: WeaveBatch) -> Tensor:
-        """Compare all modes with the fused layers; return the atom rows.
+    def check(self, modes: Sequence[str], batch: WeaveBatch) -> None:
+        """Compare all modes with the fused layers.
 
         Plain and fused are compared in double precision, because the rounding error of single
         precision over the 250,000 ordered pairs of a large molecule is nearly 0.1 %.
@@ -254,31 +251,19 @@ class Ways:
             doubled = batch.double()
             right = exact._results(FUSED, doubled)
             bench.assert_agreement(PLAIN, right, exact._results(PLAIN, doubled), 1e-9)
-        return wanted[0]
 
     def _results(self, mode: str, batch: WeaveBatch) -> list[Tensor]:
         atoms = self.atoms(mode, batch)
         return bench.with_gradients(atoms, atoms.sum(), self.stack.parameters())
 
-    def arrays(self, batch: WeaveBatch) -> dict[str, np.ndarray]:
-        """Return weights and rows under the names of DeepChem's layers."""
-        ends = torch.stack([batch.ends.first, batch.ends.second], 1)
-        found = {"x": batch.x, "pair": batch.pair, "source": batch.ends.first, "ends": ends}
-        for level, conv in enumerate(self.stack.convs):
-            for name in ("aa", "pa", "a", "ap", "pp", "p"):
-                linear = getattr(conv, f"lin_{name}", None)
-                if linear is not None:
-                    found[f"{level}.W_{name.upper()}"] = linear.weight.t()
-                    found[f"{level}.b_{name.upper()}"] = linear.bias
-        return {key: t.detach().cpu().contiguous().numpy() for key, t in found.items()}
-
 
 class Weave:
-    """What all cases share: the modules, the molecules, the machine, and DeepChem if given."""
+    """What all cases share: the modules, the molecules, and the machine."""
 
-    def __init__(self, options: Namespace, device: torch.device, other: DeepChem | None) -> None:
-        self.options, self.device, self.other = options, device, other
-        self.featurizer = MoleculeFeaturizer("deepchem", "deepchem")
+    def __init__(self, options: Namespace, device: torch.device) -> None:
+        self.options = options
+        self.device = device
+        self.featurizer = MoleculeFeaturizer()
         self.collate = MoleculeCollater(self.featurizer.pair_table)
         features = self.featurizer.pair_table.features
         torch.manual_seed(0)
@@ -310,10 +295,9 @@ class Weave:
         if not modes:
             reason = f"{ordered} ordered pairs, more than --engine-pairs"
             return [bench.make_record(common | {"reason": reason}, ENGINE, bench.LEFT_OUT)]
-        other = self.other if ordered <= options.deepchem_pairs else None
-        contenders = (self._contenders(batch, modes, other) for batch in batches)
+        contenders = (self._contenders(batch, modes) for batch in batches)
         rounds, facts = bench.interleave_batches(contenders, options, self.device)
-        common |= facts | (self.other.facts if self.other else {})
+        common |= facts
         records = list(self._records(common, rounds, modes))
         for mode in modes:
             self.ways.stack.zero_grad()
@@ -321,25 +305,14 @@ class Weave:
             records.append(bench.make_record(common | {"peak_bytes": peak}, mode, "memory"))
         return records
 
-    def _contenders(
-        self, batch: WeaveBatch, modes: Sequence[str], other: DeepChem | None
-    ) -> bench.Batch:
+    def _contenders(self, batch: WeaveBatch, modes: Sequence[str]) -> bench.Batch:
         if ENGINE in modes:
             self.ways.record(batch)
-        atoms = self.ways.check(modes, batch)
+        self.ways.check(modes, batch)
         sizes = batch.sizes(self.options.units)
         bare = BareProducts(sizes.factored(), self.device)
         contenders: bench.Contenders = {SPEED: self.machine.run, BARE: bare.run}
         contenders |= {mode: partial(self.ways.timed, mode, batch) for mode in modes}
-        if other is not None:
-            # Load weights and rows into DeepChem's layers.
-            with tempfile.TemporaryDirectory() as folder:
-                path = str(Path(folder) / "weave.npz")
-                np.savez(path, **self.ways.arrays(batch))  # type: ignore[arg-type]
-                other.ask("weave", path=path, units=self.options.units)
-                theirs = torch.from_numpy(np.load(f"{path}.atoms.npy"))
-            bench.assert_agreement("DeepChem's WeaveModel", [atoms.cpu()], [theirs])
-            contenders[DEEPCHEM] = other.contender("forward", "inference")
         return contenders, sizes.facts()
 
     def _records(
@@ -363,18 +336,17 @@ class Weave:
 
 
 def run(options: Namespace, device: torch.device) -> list[bench.Record]:
-    """Measure all cases; DeepChem's modules run on the CPU."""
+    """Measure all cases."""
     records: list[bench.Record] = []
-    with deepchem(options) as other:
-        weave = Weave(options, device, other)
-        for case, drawn in weave.cases():
-            records += weave.measure(case, drawn)
+    weave = Weave(options, device)
+    for case, drawn in weave.cases():
+        records += weave.measure(case, drawn)
     return records + list(growth(records))
 
 
 def growth(records: Sequence[bench.Record]) -> Iterator[bench.Record]:
     """Fit the exponents of growth with the size of one molecule, over the three largest."""
-    single = [r for r in records if r["case"] == SINGLE and r["mode"] not in (BARE, DEEPCHEM)]
+    single = [r for r in records if r["case"] == SINGLE and r["mode"] != BARE]
     for (mode, phase), mine in bench.grouped(single, "mode", "phase").items():
         field = "peak_bytes" if phase == "memory" else "median_seconds"
         points = [(round(r["atoms"]), float(r[field])) for r in mine if r[field]][-3:]

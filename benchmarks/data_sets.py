@@ -1,0 +1,105 @@
+"""Open a processed set of molecules, and load one epoch of batches from it.
+
+The set holds copies of the molecules that come with RDKit, featurized once. Batches are shuffled,
+and read from the file that is mapped into memory, by the process that trains.
+"""
+
+import sys
+import tempfile
+from argparse import Namespace
+from collections.abc import Iterator, Sequence
+from itertools import cycle, islice
+from pathlib import Path
+
+import torch
+
+from benchmarks import bench
+from pyg_dynbatch.datasets import MoleculeFile
+from pyg_dynbatch.loader import MoleculeLoader
+from pyg_dynbatch.molecules.chemistry import rdkit_data_folder
+
+PHASES = ("open", "epoch")
+
+
+def add_options(parser: bench.Options) -> None:
+    """Declare the options."""
+    parser.count("--molecules", 20_000, "in the set (default: 20000)")
+    parser.counts("--batch-sizes", [64], "(default: 64)")
+    parser.common(repeats=3, seed=0)
+
+
+def run(options: Namespace, device: torch.device) -> list[bench.Record]:
+    """Process the set once, then open and read it in every round."""
+    records: list[bench.Record] = []
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        file = folder / "molecules.smi"
+        file.write_text("".join(_lines(options.molecules)), encoding="utf-8")
+        watch = bench.Stopwatch(torch.device("cpu"))
+        dataset = MoleculeFile(file, folder, bad="skip")
+        watch("process")
+        size = sum(path.stat().st_size for path in folder.glob("processed/*.pt"))
+        common = {"unit": "batches", "molecules": len(dataset), "bytes": size}
+        own = {**common, "case": "all", "batch": 1, "repeats": 1}
+        records.append(bench.make_record(own, "data set", "process", watch.seconds["process"]))
+        for batch_size in options.batch_sizes:
+            records += _measure(file, folder, batch_size, options, common)
+    return records
+
+
+def _lines(count: int) -> Iterator[str]:
+    path = rdkit_data_folder() / "NCI" / "first_5K.smi"
+    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    return islice(cycle(lines), count)
+
+
+def _measure(
+    file: Path, folder: Path, batch_size: int, options: Namespace, common: bench.Record
+) -> Iterator[bench.Record]:
+    torch.manual_seed(options.seed)
+
+    def read(lap: bench.Stopwatch) -> None:
+        dataset = MoleculeFile(file, folder, bad="skip")
+        lap("open")
+        loader = MoleculeLoader(dataset, dataset.pair_table, batch_size, shuffle=True)
+        lap.skip()
+        for _ in loader:
+            pass
+        lap("epoch")
+
+    rounds = bench.interleave({"read": read}, repeats=options.repeats, device=torch.device("cpu"))
+    batches = -(-common["molecules"] // batch_size)
+    for phase in PHASES:
+        seconds = bench.median_seconds(rounds["read"], phase)
+        # The speed of an epoch is in batches per second.
+        own = {**common, "case": f"batches of {batch_size}", "repeats": options.repeats}
+        own["batch"] = batches if phase == "epoch" else 1
+        yield bench.make_record(own, "data set", phase, seconds)
+
+
+def report(records: Sequence[bench.Record]) -> Iterator[str]:
+    """Write one table."""
+    columns = {
+        "case": "case",
+        "phase": "phase",
+        "seconds": bench.cell("median_seconds", form=".3f"),
+        "batches/s": bench.cell("shown", form=",.0f"),
+    }
+    rows = [
+        {**r, "shown": r["batches_per_second"] if r["phase"] == "epoch" else None} for r in records
+    ]
+    first = records[0]
+    bytes_each = first["bytes"] / first["molecules"]
+    title = f"data sets: {first['molecules']:,} molecules, {bytes_each:,.0f} bytes each"
+    yield bench.table(title, rows, columns)
+
+
+def panels(records: Sequence[bench.Record]) -> Iterator[bench.Panel]:
+    """Draw the seconds of an epoch over the number of batches in it."""
+    epochs = [record for record in records if record["phase"] == "epoch"]
+    labels = ("batches of an epoch", "seconds")
+    yield bench.Panel(epochs, "{mode}", "batch", "median_seconds", labels, "xy")
+
+
+if __name__ == "__main__":
+    sys.exit(bench.main(sys.modules[__name__]))
