@@ -17,15 +17,15 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from tqdm import tqdm
 
 from benchmarks import bench
 from benchmarks.tree_lstm import PlainTree, Ways, node_by_node
 from benchmarks.trees import CLASSES, sentiment_trees
-from pyg_dynbatch.console import Progress
 from pyg_dynbatch.core.errors import mismatch
-from pyg_dynbatch.training.optimizers import OptimizerOptions, build_optimizer
 from pyg_dynbatch.trees.data import Collater
 from pyg_dynbatch.trees.models import TreeClassifier
+from pyg_dynbatch.trees.schema import TreeSchema
 from pyg_dynbatch.trees.words import read_word_vectors
 
 REFERENCE = "one by one"
@@ -38,10 +38,8 @@ DTYPES = {"float64": torch.float64, "float32": torch.float32}
 LIMIT_FLOAT64 = 1e-10
 LIMIT_FLOAT32_ROUNDINGS = 10.0
 
-# As in Fold's sentiment example: Looks et al. (2017), arXiv:1702.02181, table 2.
-ADAGRAD = OptimizerOptions(
-    "adagrad", lr=0.05, initial_accumulator=0.1, eps=0.0, embedding_gradient_scale=0.1
-)
+# A tenth of the gradient of Adagrad is a hundred times the accumulator.
+EMBEDDING = {"initial_accumulator_value": 10.0}
 
 
 def add_options(parser: bench.Options) -> None:
@@ -65,7 +63,11 @@ class Training:
     ) -> None:
         self.mode = mode
         self.model = copy.deepcopy(start).to(device, dtype)
-        self.ways = Ways(self.model, build_optimizer(self.model, ADAGRAD))
+        # As in Fold's sentiment example: Looks et al. (2017), arXiv:1702.02181, table 2.
+        optimizer = torch.optim.Adagrad(
+            self.model.parameter_groups(), lr=0.05, initial_accumulator_value=0.1, eps=0.0
+        )
+        self.ways = Ways(self.model, optimizer)
         self.ways.engines["engine"].to(device, dtype)
         self.losses: list[float] = []
         self.seconds: list[float] = []
@@ -101,13 +103,11 @@ def run(options: Namespace, device: torch.device) -> list[bench.Record]:
     for name in options.dtypes:
         modes = (*options.modes, REFERENCE)
         runs = {mode: Training(start, mode, DTYPES[name], device) for mode in modes}
-        with Progress(f"fidelity: {name}", "steps", len(drawn)) as progress:
-            for members in drawn:
-                batch = collate([trees[k] for k in members]).to(device)
-                plain = [PlainTree.of(trees[k], device) for k in members]
-                for training in runs.values():
-                    training.step(batch, plain)
-                progress.update()
+        for members in tqdm(drawn, f"fidelity: {name}", unit=" steps", disable=None):
+            batch = collate([trees[k] for k in members]).to(device)
+            plain = [PlainTree.of(trees[k], device) for k in members]
+            for training in runs.values():
+                training.step(batch, plain)
         common = {"case": name, "batch": options.batch, "data": source, "seed": options.seed}
         common |= {"units": options.units, "embedding": start.encoder.layer.in_channels}
         common |= {"vectors": options.vectors and options.vectors.name}
@@ -130,7 +130,13 @@ def _prepare(options: Namespace) -> tuple[Any, str, TreeClassifier]:
         vectors = read_word_vectors(options.vectors, trees.vocabulary, **given).only_found()
         trees, source, num_tokens = sentiment_trees(options, vectors.vocabulary)
         width = vectors.width
-    start = TreeClassifier(num_tokens, CLASSES, width, options.units, sparse_embedding=True)
+    start = TreeClassifier(
+        TreeSchema(num_tokens, CLASSES),
+        width,
+        options.units,
+        sparse_embedding=True,
+        embedding_options=EMBEDDING,
+    )
     if vectors is not None:
         start.get_parameter("embedding.weight").data.copy_(vectors.matrix)
     return trees, source, start

@@ -31,8 +31,8 @@ from benchmarks.peers import (
 )
 from benchmarks.trees import Shape, frequent_words
 from pyg_dynbatch.molecules.data import MoleculeCollater
-from pyg_dynbatch.molecules.features.featurizer import MoleculeFeaturizer
-from pyg_dynbatch.molecules.nets.models import WeaveNet
+from pyg_dynbatch.molecules.featurizer import MoleculeFeaturizer
+from pyg_dynbatch.molecules.models import WeaveNet
 from pyg_dynbatch.trees.data import Collater
 from pyg_dynbatch.trees.text import from_nested
 

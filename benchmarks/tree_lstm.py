@@ -20,6 +20,7 @@ from pyg_dynbatch.nn.cell import NaryTreeLSTMCell, run_levels
 from pyg_dynbatch.nn.recursive import level_row
 from pyg_dynbatch.trees.data import Collater, DynTreeData
 from pyg_dynbatch.trees.models import TreeClassifier
+from pyg_dynbatch.trees.schema import TreeSchema
 
 State = tuple[Tensor, Tensor]
 """Hidden and memory rows."""
@@ -230,6 +231,7 @@ def make_ways(num_tokens: int, embedding: int, units: int, device: torch.device)
         # Adagrad builds a sparse tensor, and torch warns unless this is set explicitly.
         torch.sparse.check_sparse_tensor_invariants.disable()
     torch.manual_seed(0)
-    model = TreeClassifier(num_tokens, CLASSES, embedding, units, sparse_embedding=True).to(device)
+    schema = TreeSchema(num_tokens, CLASSES)
+    model = TreeClassifier(schema, embedding, units, sparse_embedding=True).to(device)
     optimizer = torch.optim.Adagrad(model.parameters(), lr=0.05, initial_accumulator_value=0.1)
     return Ways(model, optimizer)
