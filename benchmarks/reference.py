@@ -1,11 +1,13 @@
-"""Reference figures: accuracies beside published ones and plain baselines, on one page.
+"""Reference figures: test metrics of the configurations beside published ones, on one page.
 
-Every row has a command. Its results are kept in a folder, so only rows without results are run;
-delete the file of a row to run it again. The page docs/reference.md is written from the figures
-in benchmarks/reference.json, to which the results of the rows are added.
+Each row runs its command with every seed and reads the metrics of the test from ``metrics.csv`` of
+the run. Runs are kept in a folder, so only those that are missing are run; delete the folder of one
+to run it again. The page docs/reference.md is written from the figures in
+benchmarks/reference.json, to which the results are added.
 """
 
 import argparse
+import csv
 import json
 import os
 import re
@@ -13,7 +15,7 @@ import shlex
 import statistics
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,283 +24,220 @@ import torch
 
 from benchmarks import bench
 from pyg_dynbatch.files import write_atomically
-from pyg_dynbatch.prediction import read_checkpoint, read_table
 
 ROOT = Path(__file__).parents[1]
-PAGE, FIGURES = ROOT / "docs" / "reference.md", ROOT / "benchmarks" / "reference.json"
-MOST_BYTES = 5_000_000
-"""Size of a checkpoint above which it is refused."""
+PAGE = ROOT / "docs" / "reference.md"
+FIGURES = ROOT / "benchmarks" / "reference.json"
 SEEDS = (1, 2, 3, 4, 5)
 
 Figures = dict[str, Any]
-Scores = dict[str, list[float]]
-"""Values of a metric, one per seed or split, by model."""
+"""By row: ``seeds``, ``test`` with one value per seed by metric, and the machine."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """A row of the page: what is measured, and how.
+    """A row of the page.
 
-    ``DATA`` in a command is the folder of the data, ``RESULT`` the file that a script writes,
-    ``SEED`` each of the seeds in turn.
+    ``DATA`` in the options is the folder of the data.
     """
 
     page: str  # of the guide
     data: str
     split: str
-    metric: str  # its name in the results
+    metrics: tuple[str, ...]  # in the log of the test
     unit: str
-    ours: str  # the model that is reported
-    command: str
+    config: str
     published: str  # of the same kind of model, with its source
-    not_compared: tuple[str, ...] = ()  # models of ours that are not reported, and ensembles
-    smaller_is_better: bool = False
+    baseline: str  # the best one of examples/molecule_baselines.py, or another
+    options: str = ""
     percent: bool = False
-    fit: str = ""  # options of ``fit`` for a checkpoint
-    baseline: tuple[str, Callable[[], float]] | None = None  # where the command has none
+
+    @property
+    def command(self) -> str:
+        """The command of a seed."""
+        options = f" {self.options}" if self.options else ""
+        return f"pyg-dynbatch fit --config {self.config} --seed_everything SEED{options}"
 
 
-def listops_baseline() -> float:
-    """Return the test accuracy of logistic regression on counts of runs of tokens."""
-    from sklearn.feature_extraction.text import CountVectorizer
-    from sklearn.linear_model import LogisticRegression
-
-    from pyg_dynbatch.datasets import ListOps, ListOpsRecipe
-
-    recipe = ListOpsRecipe(train=20_000, val=2_000, test=2_000, max_length=100)
-    parts = {name: ListOps(None, name, recipe=recipe) for name in ("train", "val", "test")}
-    texts = {k: [" ".join(map(str, d.token.tolist())) for d in v] for k, v in parts.items()}
-    labels = {k: [int(d.y[0]) for d in v] for k, v in parts.items()}
-    counts = CountVectorizer(ngram_range=(1, 4), token_pattern=r"\S+", min_df=5)
-    x = {"train": counts.fit_transform(texts["train"])}
-    x |= {name: counts.transform(texts[name]) for name in ("val", "test")}
-    models = [LogisticRegression(C=c, max_iter=300) for c in (0.001, 0.01, 0.1)]
-    found = [model.fit(x["train"], labels["train"]) for model in models]
-    best = max(found, key=lambda model: model.score(x["val"], labels["val"]))
-    return float(best.score(x["test"], labels["test"]))
+_GLOVE = (
+    "--data.raw_dir DATA/sst --data.vectors.missing uniform --data.vectors.lower_case true "
+    "--data.vectors.file DATA/glove/glove.840B.300d.sst-partial.txt.gz"
+)
+_RANDOM = "random 80/10/10, drawn by each seed"
+_WEAVE = "Weave, Wu et al. 2018"
 
 
-def _molecules(name: str, data: str, split: str, metric: str, unit: str, published: str) -> Row:
-    folder = "--data.init_args.raw_dir DATA/molecules"
+def _molecules(
+    name: str, data: str, split: str, metric: str, unit: str, published: str, baseline: str
+) -> Row:
     return Row(
-        page="molecules.md",
-        data=data,
-        split=split,
-        metric=metric,
-        unit=unit,
-        ours="network",
-        command=(
-            f"python examples/molecule_baselines.py {name} --raw-dir DATA/molecules --json RESULT"
-        ),
-        not_compared=("mean",),
-        published=published,
-        smaller_is_better=metric == "rmse",
-        fit=f"--config configs/{name}.yaml {folder}",
+        "molecules.md",
+        data,
+        split,
+        (metric,),
+        unit,
+        f"{name}.yaml",
+        f"{published} ({_WEAVE})",
+        baseline,
+        options="--data.raw_dir DATA/molecules",
     )
 
 
-_RANDOM, _WEAVE = "random 80/10/10, drawn by each seed", "Weave, Wu et al. 2018"
 ROWS = {
+    "sst_glove": Row(
+        page="trees.md",
+        data="Stanford Sentiment Treebank, GloVe of 67 % of the tokens",
+        split="published",
+        metrics=("accuracy", "binary_accuracy"),
+        unit="accuracy, five / two classes, %",
+        config="sst_glove.yaml",
+        published="52.3 / 89.4 with all vectors (Looks et al. 2017)",
+        baseline="–",
+        options=_GLOVE,
+        percent=True,
+    ),
     "listops": Row(
         page="training.md",
         data="ListOps, 20,000 generated expressions of at most 100 tokens",
         split="20,000 / 2,000 / 2,000, fixed",
-        metric="accuracy",
+        metrics=("accuracy",),
         unit="accuracy, %",
-        ours="network",
-        command="pyg-dynbatch fit --config configs/listops.yaml --seed_everything SEED",
+        config="listops.yaml",
         published="no published figure for this recipe",
+        baseline="39.4: linear model of one to four tokens",
         percent=True,
-        fit="--config configs/listops.yaml",
-        baseline=("linear model of one to four tokens", listops_baseline),
     ),
-    "esol": _molecules("esol", "ESOL", _RANDOM, "rmse", "RMSE, log mol/l", f"0.610 ({_WEAVE})"),
+    "esol": _molecules(
+        "esol", "ESOL", _RANDOM, "rmse", "RMSE, log mol/l", "0.610", "0.556 ± 0.033: boosting"
+    ),
     "freesolv": _molecules(
-        "freesolv", "FreeSolv", _RANDOM, "rmse", "RMSE, kcal/mol", f"1.22 ({_WEAVE})"
+        "freesolv", "FreeSolv", _RANDOM, "rmse", "RMSE, kcal/mol", "1.22", "1.041 ± 0.113: boosting"
     ),
     "bbbp": _molecules(
-        "bbbp", "BBBP", "scaffold 80/10/10", "roc_auc", "ROC-AUC", f"0.671 ({_WEAVE})"
+        "bbbp", "BBBP", "scaffold 80/10/10", "roc_auc", "ROC-AUC", "0.671", "0.737: linear"
+    ),
+    "tox21": _molecules("tox21", "Tox21", _RANDOM, "roc_auc", "mean ROC-AUC of 12", "0.820", "–"),
+    "tpsa": Row(
+        page="molecules.md",
+        data="NCI, 4,999 molecules that come with RDKit",
+        split=_RANDOM,
+        metrics=("rmse",),
+        unit="RMSE of the polar surface area, Å²",
+        config="tpsa.yaml",
+        published="computed exactly by RDKit",
+        baseline="–",
     ),
 }
 
 
 def run(name: str, options: argparse.Namespace) -> Figures:
-    """Run the command of a row, unless its results are there, and return them."""
-    row, file = ROWS[name], options.results / f"{name}.json"
-    if not file.is_file():
-        begin = _processor_seconds()
-        if row.command.startswith("pyg-dynbatch"):
-            found: Figures = {"rows": _of_seeds(name, options)}
-        else:
-            rows = file.with_suffix(".rows.json")
-            _call(row.command, options, rows)
-            found = json.loads(rows.read_text(encoding="utf-8"))
-        if row.baseline is not None:
-            found["rows"][row.baseline[0]] = {row.metric: [row.baseline[1]()]}
-        found["minutes"] = (_processor_seconds() - begin) / 60
-        _write(file, json.dumps({**bench.machine(torch.device("cpu")), **found}))
-    return json.loads(file.read_text(encoding="utf-8"))
+    """Run the command of a row with every seed, unless its log is there; return the figures."""
+    row = ROWS[name]
+    metrics: dict[str, list[float]] = {metric: [] for metric in row.metrics}
+    for seed in SEEDS:
+        log = options.results / name / f"seed_{seed}" / "metrics.csv"
+        # A run that was stopped has a log without a test.
+        tested = metrics_of_test(log) if log.is_file() else {}
+        if not tested:
+            _fit(row, seed, name, options)
+            tested = metrics_of_test(log)
+        for metric in row.metrics:
+            metrics[metric].append(tested[f"test/{metric}"])
+    return {**bench.machine(torch.device("cpu")), "seeds": list(SEEDS), "test": metrics}
 
 
-def _processor_seconds() -> float:
-    """Measure the processor time of this process and of those that it has run."""
-    used = os.times()
-    return used.user + used.system + used.children_user + used.children_system
+def _fit(row: Row, seed: int, name: str, options: argparse.Namespace) -> None:
+    command = row.command.replace("SEED", str(seed)).replace("DATA", str(options.data))
+    logger = "--trainer.logger.init_args"
+    place = f"{logger}.save_dir {options.results} {logger}.name {name} {logger}.version seed_{seed}"
+    words = [*shlex.split(command)[1:], *shlex.split(place)]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    print(f"$ {command}", flush=True)
+    finished = subprocess.run(
+        [sys.executable, "-m", "pyg_dynbatch", *words], cwd=ROOT, env=environment
+    )
+    if finished.returncode:
+        raise SystemExit(f"the command has failed: {command}")
+
+
+def metrics_of_test(log: Path) -> dict[str, float]:
+    """Read the metrics of the test, in the last row that has some, from ``metrics.csv``."""
+    with log.open(newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    tested: dict[str, float] = {}
+    for row in rows:
+        tested |= {
+            name: float(cell) for name, cell in row.items() if name.startswith("test/") and cell
+        }
+    return tested
+
+
+def _shown(values: Sequence[float], percent: bool) -> str:
+    """Write mean and deviation with three digits."""
+    values = [value * (100 if percent else 1) for value in values]
+    digits = 1 if percent else 3
+    spread = f" ± {statistics.stdev(values):.{digits}f}" if len(values) > 1 else ""
+    return f"{statistics.mean(values):.{digits}f}{spread}"
+
+
+def _cells(name: str, figures: Mapping[str, Figures]) -> list[str]:
+    row = ROWS[name]
+    ours = "not run"
+    if name in figures:
+        tested = figures[name]["test"]
+        ours = " / ".join(_shown(tested[metric], row.percent) for metric in row.metrics)
+        ours += f" ({len(figures[name]['seeds'])})"
+    link = f"[{row.data}]({row.page})"
+    return [link, row.split, row.unit, ours, row.published, row.baseline, f"`{name}`"]
+
+
+def table(figures: Mapping[str, Figures]) -> str:
+    """Write the table of the page."""
+    header = ["data", "split", "metric", "ours (runs)", "published", "plain baseline", "row"]
+    lines = [header, ["---"] * len(header), *(_cells(name, figures) for name in ROWS)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def commands() -> str:
+    """List the commands."""
+    return "\n".join(row.command for row in ROWS.values())
+
+
+def page(text: str, figures: Mapping[str, Figures]) -> str:
+    """Return the page with the parts between marks written from the figures."""
+    parts = {"table": table(figures), "commands": f"```\n{commands()}\n```"}
+    for mark, part in parts.items():
+        begin = f"<!-- {mark} -->\n"
+        end = f"<!-- end of {mark} -->"
+        divided = re.fullmatch(f"(.*{begin}).*?({end}.*)", text, re.DOTALL)
+        if not divided:
+            raise SystemExit(f"{PAGE}: the marks of the part '{mark}' are missing")
+        text = f"{divided[1]}{part}\n{divided[2]}"
+    return text
 
 
 def _write(path: Path, text: str) -> None:
     write_atomically(path, lambda file: file.write_text(text, encoding="utf-8"))
 
 
-def _call(
-    command: str, options: argparse.Namespace, result: Path, more: Sequence[str] = ()
-) -> None:
-    words = command.replace("DATA", str(options.data)).replace("RESULT", str(result))
-    program, *given = shlex.split(words)
-    if program == "pyg-dynbatch":
-        saved = ["--trainer.logger.init_args.save_dir", str(options.results / "runs")]
-        given = ["-m", "pyg_dynbatch", *given, *saved, *more]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    print(f"$ {words}", flush=True)
-    if subprocess.run([sys.executable, *given], cwd=ROOT, env=environment).returncode:
-        raise SystemExit(f"the command has failed: {words}")
-
-
-def _of_seeds(name: str, options: argparse.Namespace) -> dict[str, dict[str, list[float]]]:
-    """Train with each seed, and read the metric of the test."""
-    row, scores = ROWS[name], []
-    for seed in SEEDS:
-        place = f"{name}-{seed}"
-        more = [
-            "--trainer.logger.init_args.name",
-            place,
-            "--trainer.logger.init_args.version",
-            "run",
-        ]
-        _call(row.command.replace("SEED", str(seed)), options, options.results, more)
-        metrics = read_table(options.results / "runs" / place / "run" / "metrics.csv")
-        found = [line[column] for line in metrics if line.get(column := f"test/{row.metric}")]
-        scores.append(float(found[-1]))
-    return {row.ours: {row.metric: scores}}
-
-
-def scores_of(row: Row, results: Figures) -> Scores:
-    """Return the values of the metric of a row by model."""
-    rows = results["rows"].items()
-    return {name: found[row.metric] for name, found in rows if row.metric in found}
-
-
-def best_baseline(row: Row, scores: Scores) -> str:
-    """Return the model with the best mean among those that are not ours, if there are any."""
-    plain = [name for name in scores if name not in (row.ours, *row.not_compared)]
-    choose = min if row.smaller_is_better else max
-    return choose(plain, key=lambda name: statistics.mean(scores[name]), default="")
-
-
-def _shown(values: Sequence[float], percent: bool) -> str:
-    """Write mean and deviation with three digits."""
-    values = [value * (100 if percent else 1) for value in values]
-    digits = 1 if percent else 3 if abs(statistics.mean(values)) < 1000 else 2
-    spread = f" ± {statistics.stdev(values):.{digits}f}" if len(set(values)) > 1 else ""
-    return f"{statistics.mean(values):.{digits}f}{spread}"
-
-
-def _cells(name: str, figures: Figures) -> list[str]:
-    row = ROWS[name]
-    scores = scores_of(row, figures)
-    ours, theirs = _shown(scores[row.ours], row.percent), "–"
-    if plain := best_baseline(row, scores):
-        means = [statistics.mean(scores[model]) for model in (row.ours, plain)]
-        theirs = _shown(scores[plain], row.percent)
-        wins = means[0] < means[1] if row.smaller_is_better else means[0] > means[1]
-        ours, theirs = (f"**{ours}**", theirs) if wins else (ours, f"**{theirs}**")
-        theirs = f"{theirs}: {plain}"
-    return [
-        *(f"[{row.data}]({row.page})", row.split, row.unit, f"{ours} ({len(scores[row.ours])})"),
-        *(row.published, theirs, f"{figures['minutes']:.0f}", f"`{name}`"),
-    ]
-
-
-def table(figures: Figures) -> str:
-    """Write the table of the page."""
-    header = ("data", "split", "metric", "ours (runs)", "published", "best plain baseline")
-    lines = [[*header, "processor minutes", "row"], ["---"] * 8]
-    for name, row in ROWS.items():
-        missing = [f"[{row.data}]({row.page})", row.split, row.unit, "not run", row.published]
-        lines.append(
-            _cells(name, figures[name]) if name in figures else [*missing, "–", "–", f"`{name}`"]
-        )
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-
-def commands() -> str:
-    """List the different commands, each with the rows that it measures."""
-    rows: dict[str, list[str]] = {}
-    for name, row in ROWS.items():
-        rows.setdefault(row.command, []).append(name)
-    return "\n".join(f"{command}  # {', '.join(names)}" for command, names in rows.items())
-
-
-def page(text: str, figures: Figures) -> str:
-    """Return the page with the parts between marks written from the figures."""
-    parts = {"table": table(figures), "commands": f"```\n{commands()}\n```"}
-    for mark, part in parts.items():
-        begin, end = f"<!-- {mark} -->\n", f"<!-- end of {mark} -->"
-        found = re.fullmatch(f"(.*{begin}).*?({end}.*)", text, re.DOTALL)
-        if not found:
-            raise SystemExit(f"{PAGE}: the marks of the part '{mark}' are missing")
-        text = f"{found[1]}{part}\n{found[2]}"
-    return text
-
-
-def save_checkpoint(name: str, options: argparse.Namespace) -> Path:
-    """Train the model of a row once, and keep what prediction needs."""
-    row, folder = ROWS[name], options.results / "runs" / "checkpoints" / name
-    folder.mkdir(parents=True, exist_ok=True)
-    more = ["--trainer.logger.init_args.name", f"checkpoints/{name}"]
-    before = set(folder.iterdir())
-    _call(f"pyg-dynbatch fit {row.fit}", options, folder, more)
-    (made,) = set(folder.iterdir()) - before
-    content = read_checkpoint(made / "best.ckpt")
-    training = ("optimizer_states", "lr_schedulers", "callbacks", "loops", "random_state")
-    path = options.checkpoints / f"{name}.ckpt"
-    kept = {key: value for key, value in content.items() if key not in training}
-    write_atomically(path, lambda target: torch.save(kept, target))
-    if (size := path.stat().st_size) > MOST_BYTES:
-        path.unlink()
-        raise SystemExit(f"{name}: a checkpoint of {size:,} bytes, at most {MOST_BYTES:,}")
-    print(f"checkpoint:       {path}, {path.stat().st_size:,} bytes")
-    return path
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Run rows, and write the page."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.reference", description=__doc__)
     add = parser.add_argument
-    add("--rows", nargs="+", choices=ROWS, default=list(ROWS))
+    add("--rows", nargs="*", choices=ROWS, default=list(ROWS), help="none to write the page alone")
     data = Path(os.environ.get("PYG_DYNBATCH_DATA", "data"))
     add("--data", type=Path, default=data, metavar="FOLDER", help="as in docs/reference.md")
     results = Path("runs", "reference")
     add("--results", type=Path, default=results, metavar="FOLDER", help=f"default: {results}")
-    text = "train a model per row and keep it here, instead of measuring"
-    add("--checkpoints", type=Path, metavar="FOLDER", help=text)
     options = parser.parse_args(argv)
-    for name in ("data", "results", "checkpoints"):
-        if getattr(options, name) is not None:
-            setattr(options, name, getattr(options, name).absolute())
-    options.results.mkdir(parents=True, exist_ok=True)
-    if options.checkpoints is not None:
-        options.checkpoints.mkdir(parents=True, exist_ok=True)
-        for name in options.rows:
-            if ROWS[name].fit:
-                save_checkpoint(name, options)
-        return 0
+    options.data = options.data.absolute()
+    options.results = options.results.absolute()
     figures = json.loads(FIGURES.read_text(encoding="utf-8")) if FIGURES.is_file() else {}
     for name in options.rows:
         figures[name] = run(name, options)
-        print(*_cells(name, figures[name]), sep=" | ", flush=True)
-    text = json.dumps({name: figures[name] for name in ROWS if name in figures}, indent=1)
-    _write(FIGURES, f"{text}\n")
+        print(*_cells(name, figures), sep=" | ", flush=True)
+    kept = {name: figures[name] for name in ROWS if name in figures}
+    _write(FIGURES, json.dumps(kept, indent=1) + "\n")
     _write(PAGE, page(PAGE.read_text(encoding="utf-8"), figures))
     return 0
 
