@@ -5,15 +5,18 @@ per pair; its codes are combined with those of the library, and nothing else cha
 """
 
 import logging
+import tempfile
+from functools import partial
+from pathlib import Path
 
 import lightning.pytorch as pl
 import numpy as np
 import torch
 
 from pyg_dynbatch.data import MoleculeFeaturizer, PairFeatures, PairTable
-from pyg_dynbatch.lightning import MoleculeProperty, OptimizerOptions
-from pyg_dynbatch.loader import MoleculeLoader
-from pyg_dynbatch.models import MoleculeSchema
+from pyg_dynbatch.datasets import MoleculeFile
+from pyg_dynbatch.lightning import DatasetData, Task
+from pyg_dynbatch.models import MoleculeModel
 
 logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
 
@@ -23,7 +26,8 @@ class BothPolar(PairFeatures):
 
     def __init__(self) -> None:
         features = torch.tensor([[0.0], [1.0]])
-        super().__init__(PairTable(features, ["both polar"], torch.tensor([0, 8])))
+        distance = torch.tensor([0, 8])
+        super().__init__(PairTable(features, ("both polar",), distance))
 
     def codes(self, mol) -> np.ndarray:
         """Return 1 where both atoms are polar; the code of a pair must not depend on its order."""
@@ -31,44 +35,42 @@ class BothPolar(PairFeatures):
         return (polar[:, None] & polar).astype(np.uint8)
 
 
-def polar_pairs(smiles: str) -> int:
-    """Return the target: the number of pairs of polar atoms at any distance."""
-    polar = sum(letter in "NO" for letter in smiles)
-    return polar * (polar - 1) // 2
+def write_chains(path: Path) -> Path:
+    """Write chains, each with its number of pairs of polar atoms at any distance."""
+    lines = ["smiles,polar pairs"]
+    for number in range(300):
+        chain = np.random.default_rng(number).choice(list("CCCNO"), 4 + number % 6)
+        polar = int(np.isin(chain, ("N", "O")).sum())
+        lines.append(f"{''.join(chain)},{polar * (polar - 1) // 2}")
+    path.write_text("\n".join(lines), encoding="utf-8")
+    return path
 
 
-chains = ["".join(np.random.default_rng(n).choice(list("CCCNO"), 4 + n % 6)) for n in range(300)]
-
-
-def error_of(featurizer: MoleculeFeaturizer) -> float:
+def error_of(path: Path, featurizer: MoleculeFeaturizer) -> float:
     """Train on 200 chains and return the error on 100 others."""
     pl.seed_everything(0, verbose=False)
-    molecules = []
-    for smiles in chains:
-        molecules.append(featurizer(smiles))
-        molecules[-1].y = torch.tensor([[float(polar_pairs(smiles))]])
-    schema = MoleculeSchema(
-        featurizer.spec(), len(featurizer.atom_names), featurizer.pair_table, ("polar pairs",)
+    chains = MoleculeFile(path, featurizer=featurizer, target_columns=["polar pairs"])
+    data = DatasetData(chains[:200], chains[200:], batch_size=20)
+    model = MoleculeModel(
+        chains.schema, num_modules=1, hidden=16, atom_out=16, readout="sum", head=[], atom_norm=None
     )
-    task = MoleculeProperty(
-        schema.as_dict(),
-        hidden=16,
-        num_modules=1,
-        atom_out=16,
-        readout="sum",
-        atom_norm=None,
-        head=[],
-        optimizer=OptimizerOptions("adam", lr=0.01),
+    task = Task(model, partial(torch.optim.Adam, lr=0.01))
+    trainer = pl.Trainer(
+        max_epochs=12,
+        accelerator="cpu",
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
     )
-    task.fit_targets(torch.cat([molecule.y for molecule in molecules[:200]]))
-    train = MoleculeLoader(molecules[:200], featurizer.pair_table, batch_size=20, shuffle=True)
-    test = MoleculeLoader(molecules[200:], featurizer.pair_table, batch_size=100)
-    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
-    trainer = pl.Trainer(max_epochs=12, accelerator="cpu", enable_model_summary=False, **quiet)
-    trainer.fit(task, train, test)
-    return trainer.test(task, test, verbose=False)[0]["test/mae"]
+    trainer.fit(task, data)
+    return trainer.validate(task, data, verbose=False)[0]["val/mae"]
 
 
-plain, own = MoleculeFeaturizer(), MoleculeFeaturizer(extra_pairs=[BothPolar()])
+plain = MoleculeFeaturizer()
+own = MoleculeFeaturizer(extra_pairs=[BothPolar()])
 print(own.describe().splitlines()[-1])
-print(f"mean error without the feature: {error_of(plain):.2f}, with it {error_of(own):.2f}")
+with tempfile.TemporaryDirectory() as folder:
+    file = write_chains(Path(folder, "chains.csv"))
+    without = error_of(file, plain)
+    print(f"mean error without the feature: {without:.2f}, with it {error_of(file, own):.2f}")

@@ -7,68 +7,67 @@ them.
 
 import logging
 import tempfile
+from functools import partial
 from pathlib import Path
 
 import lightning.pytorch as pl
 import torch
 from rdkit.Chem.Draw import SimilarityMaps
 from rdkit.Chem.Draw.rdMolDraw2D import MolDraw2DSVG
-from torch.utils.data import Subset
 
-from pyg_dynbatch.datasets import NCI, FeaturizeOptions
-from pyg_dynbatch.lightning import MoleculeProperty, OptimizerOptions, RateOptions
-from pyg_dynbatch.loader import MoleculeLoader
-from pyg_dynbatch.models import MoleculePredictor, MoleculeSchema
+from pyg_dynbatch import load
+from pyg_dynbatch.datasets import NCI
+from pyg_dynbatch.lightning import DatasetData, Task
+from pyg_dynbatch.models import MoleculeModel, MoleculeSchema, predict
 
 logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
 pl.seed_everything(0, verbose=False)
 
-# 1. Data: 1,000 training molecules, pairs of atoms at most two bonds apart.
-nci = NCI(options=FeaturizeOptions(progress=False))
-schema = MoleculeSchema(
-    nci.featurizer_spec, len(nci.atom_names), nci.pair_table, nci.task_names, pairs=2
-)
-train, val = Subset(nci, range(1000)), Subset(nci, range(1000, 1200))
-loader = MoleculeLoader(train, nci.pair_table, batch_size=50, shuffle=True, pairs=2)
-val_loader = MoleculeLoader(val, nci.pair_table, batch_size=200, pairs=2)
 
-# 2. Model and training.
-task = MoleculeProperty(
-    schema.as_dict(),
-    hidden=24,
-    atom_out=32,
-    readout="sum",
-    atom_norm=None,
-    head=[32],
-    optimizer=OptimizerOptions("adamw", lr=0.005),
-    rate=RateOptions("one_cycle"),
-)
-task.fit_targets(torch.from_numpy(nci.targets[:1000].copy()))
-quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
-trainer = pl.Trainer(max_epochs=8, accelerator="cpu", enable_model_summary=False, **quiet)
-trainer.fit(task, loader, val_loader)
+def train(molecules: NCI, path: Path) -> None:
+    """Train on 1,000 molecules, with pairs of atoms at most two bonds apart; save the model."""
+    schema = MoleculeSchema(molecules.target_names, pairs=2)
+    data = DatasetData(molecules[:1000], molecules[1000:1200], schema=schema, batch_size=50)
+    model = MoleculeModel(schema, hidden=24, atom_out=32, readout="sum", head=[32], atom_norm=None)
+    task = Task(model, partial(torch.optim.AdamW, lr=0.005), rate="one_cycle")
+    trainer = pl.Trainer(
+        max_epochs=8,
+        accelerator="cpu",
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    trainer.fit(task, data)
+    model.save(path)
 
-# 3. Ten new molecules: prediction, and the gradient times the features of each atom, which RDKit
-#    draws.
-predictor = MoleculePredictor([task])
-featurizer, model = predictor.featurizer, task.model.eval()
-polar = 0
+
+def weights_of_atoms(model: MoleculeModel, smiles: str) -> list[float]:
+    """Return the gradient of the prediction times the features of each atom."""
+    batch = model.collater()([model.schema.record(smiles).data])
+    batch.x.requires_grad_()
+    (gradient,) = torch.autograd.grad(model.values(model(batch)).sum(), batch.x)
+    return (gradient * batch.x).sum(1).tolist()
+
+
 with tempfile.TemporaryDirectory() as folder:
-    for number in range(2000, 2010):
-        smiles = nci.smiles(number)
-        batch = predictor.collater([featurizer(smiles)])
-        batch.x.requires_grad_()
-        value = model.predicted(model(batch))[0, 0]
-        (gradient,) = torch.autograd.grad(value, batch.x)
-        weights = (gradient * batch.x).sum(1).tolist()
-        mol = featurizer.prepare(smiles)
+    nci = NCI()
+    checkpoint = Path(folder, "tpsa.ckpt")
+    train(nci, checkpoint)
+    model = load(checkpoint)
+    new = nci[2000:2010]
+    table = predict(model, new.smiles)
+    polar = 0
+    for number, smiles in enumerate(new.smiles):
+        weights = weights_of_atoms(model, smiles)
+        mol = model.schema.featurizer.prepare(smiles)
         picture = MolDraw2DSVG(400, 400)
         SimilarityMaps.GetSimilarityMapFromWeights(mol, weights, draw2d=picture)
         picture.FinishDrawing()
         Path(folder, f"{number}.svg").write_text(picture.GetDrawingText(), encoding="utf-8")
         atom = mol.GetAtomWithIdx(max(range(len(weights)), key=weights.__getitem__))
         polar += atom.GetSymbol() in ("N", "O")
-        name = f"{atom.GetSymbol()}{atom.GetIdx()}"
-        print(f"{float(nci.targets[number, 0]):6.1f} {value.item():6.1f}  most: {name:<4} {smiles}")
-    pictures = sorted(Path(folder).glob("*.svg"))
-    print(f"pictures: {len(pictures)}, the most important atom is polar in {polar} of 10")
+        values = f"{new.targets[number, 0]:6.1f} {table['prediction_TPSA'][number]:6.1f}"
+        print(f"{values}  most: {atom.GetSymbol()}{atom.GetIdx():<3} {smiles}")
+    pictures = len(list(Path(folder).glob("*.svg")))
+    print(f"pictures: {pictures}, the most important atom is polar in {polar} of 10")

@@ -50,7 +50,7 @@ def main() -> None:
         train = TreeFile(write_trees(Path(folder, "train.txt"), 500, seed=0), num_classes=5)
         path = write_trees(Path(folder, "test.txt"), 200, seed=1)
         test = TreeFile(path, num_classes=5, vocabulary=train.vocabulary)
-    model = TreeClassifier(train.schema, embedding_channels=32, hidden_channels=32, cell="nary")
+    model = TreeClassifier(train.schema, 32, 32, cell="nary")
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     for epoch in range(8):
         total = 0.0
