@@ -2,7 +2,6 @@
 
 import gc
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -27,7 +26,8 @@ def without_collections(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def run(tmp_path: Path) -> Run:
     def run(benchmark: ModuleType, *argv: str, code: int = 0) -> list[dict[str, Any]]:
-        file, figure = tmp_path / "records.json", tmp_path / "figure.svg"
+        file = tmp_path / "records.json"
+        figure = tmp_path / "figure.svg"
         output = ["--threads", "1", "--json", str(file), "--figure", str(figure)]
         assert bench.main(benchmark, [*argv, *output]) == code
         assert figure.read_text(encoding="utf-8").lstrip().startswith("<?xml")
@@ -41,23 +41,3 @@ def run(tmp_path: Path) -> Run:
         return records
 
     return run
-
-
-@pytest.fixture
-def interpreter(tmp_path: Path) -> Callable[[str], Path]:
-    """Create an interpreter that has a package called deepchem."""
-
-    def make(package: str) -> Path:
-        site = tmp_path / "site"
-        models = site / "deepchem" / "models"
-        models.mkdir(parents=True)
-        (site / "deepchem" / "__init__.py").write_text(package, encoding="utf-8")
-        (models / "__init__.py").write_text("", encoding="utf-8")
-        text = "from deepchem import WeaveModel\n"
-        (models / "torch_models.py").write_text(text, encoding="utf-8")
-        script = tmp_path / "python"
-        script.write_text(f'#!/bin/sh\nPYTHONPATH="{site}" exec "{sys.executable}" "$@"\n')
-        script.chmod(0o755)
-        return script
-
-    return make

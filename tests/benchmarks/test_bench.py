@@ -1,7 +1,6 @@
 """The frame of the benchmarks: order of rounds, medians, ratios, agreement, memory, options."""
 
 import math
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -68,6 +67,7 @@ RIVALS = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("benchmark", "argv", "wrong", "name", "what"), RIVALS)
 def test_nothing_is_timed_if_results_differ(benchmark, argv, wrong, name, what, monkeypatch):
     right = getattr(wrong, name)
@@ -79,13 +79,6 @@ def test_nothing_is_timed_if_results_differ(benchmark, argv, wrong, name, what, 
     monkeypatch.setattr(bench, "interleave", None)
     with pytest.raises(RuntimeError, match=f"^{what} computes something different"):
         bench.main(benchmark, [*argv.split(), "--batch-sizes", "2", "--units", "4"])
-
-
-def test_peak_memory_counts_what_is_freed_again() -> None:
-    peak = bench.peak_bytes(lambda: float(torch.ones(4_000_000).sum()), CPU)
-    if peak is None:
-        pytest.skip("this system does not report the resident memory")
-    assert 15_000_000 < peak < 24_000_000
 
 
 def test_growth_exponent() -> None:
@@ -130,8 +123,3 @@ def test_device_that_cannot_be_used(name: str) -> None:
         pytest.skip("a GPU is available")
     with pytest.raises(ValueError, match=f"the device '{name}' cannot be used"):
         bench.main(scaling, ["--device", name])
-
-
-def test_missing_raw_files(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match="raw files are missing"):
-        bench.main(sst, ["--raw-dir", str(tmp_path)])
