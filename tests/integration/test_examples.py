@@ -99,17 +99,6 @@ SLOW = (
     "tree_lstm_in_pyg_model",
     "weave_in_pyg_model",
 )
-# Lines of the whole file, if more than 80.
-LINES = {
-    "autobatch_decisions": 300,  # five models, each twice
-    "dynamic_batching_in_one_page": 150,
-    "blocks_tree_lstm": 135,
-    "blocks_sentiment": 160,
-    "json_documents": 300,
-    "sick": 220,
-    "sst_contextual": 270,
-    "weave_with_engine": 192,
-}
 ELSEWHERE = ["json_documents", "predict_with_ray", "sick", "sst_contextual", *USES]
 
 
@@ -174,14 +163,6 @@ def test_decisions_train_as_those_of_python(name: str) -> None:
 
 def test_every_example_is_tested() -> None:
     assert sorted(path.stem for path in FOLDER.glob("*.py")) == sorted([*BOUNDS, *ELSEWHERE])
-
-
-@pytest.mark.parametrize("name", BOUNDS)
-def test_example_is_short(name: str) -> None:
-    text = (FOLDER / f"{name}.py").read_text(encoding="utf-8")
-    assert len(text.splitlines()) <= LINES.get(name, 80)
-    if name.startswith("blocks_"):
-        assert text.endswith('\n\n\nif __name__ == "__main__":\n    main()\n')
 
 
 @pytest.mark.parametrize(
