@@ -71,7 +71,8 @@ class MoleculeSchema:
         if isinstance(schema, MoleculeSchema):
             return schema
         featurizer = MoleculeFeaturizer.from_spec(schema["featurizer"])
-        return cls(**{**schema, "featurizer": featurizer})
+        targets = tuple(schema["targets"])
+        return cls(**{**schema, "targets": targets, "featurizer": featurizer})
 
     def as_dict(self) -> dict[str, Any]:
         """Return the schema as plain values."""
