@@ -12,7 +12,8 @@ from tests.benchmarks.conftest import Run
 # The options, and what must be among the modes.
 SMOKE: dict[str, tuple[str, set[str]]] = {
     "autobatch": (
-        "--models trees calls spinn translation grown-tree --repeats 1 --trees 4 --width 4 --sentences 3 --leaves 4 --units 3 --words 9 "
+        "--models trees calls spinn translation grown-tree --repeats 1 --trees 4 --width 4 "
+        "--sentences 3 --leaves 4 --units 3 --words 9 "
         "--batch-sizes 3 --expressions 20 --loop-examples 5 --calls 50 --longest 6 "
         "--examples 2 --channels 4",
         {"autobatch"},
