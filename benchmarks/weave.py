@@ -263,13 +263,15 @@ class Weave:
     def __init__(self, options: Namespace, device: torch.device) -> None:
         self.options = options
         self.device = device
-        self.featurizer = MoleculeFeaturizer()
+        # 75 columns of atoms and 14 of pairs, the widths of all records so far.
+        features = bench.example("deepchem_features")
+        self.featurizer = MoleculeFeaturizer(features.DeepChemAtoms(), features.DeepChemPairs())
         self.collate = MoleculeCollater(self.featurizer.pair_table)
-        features = self.featurizer.pair_table.features
+        table = self.featurizer.pair_table.features
         torch.manual_seed(0)
         atom_in = len(self.featurizer.atom_names)
-        stack = WeaveStack(atom_in, features.size(1), options.units).to(device)
-        self.ways = Ways(stack, features.to(device))
+        stack = WeaveStack(atom_in, table.size(1), options.units).to(device)
+        self.ways = Ways(stack, table.to(device))
         self.machine = Machine(device)
 
     def cases(self) -> Iterator[tuple[str, list[list[MoleculeData]]]]:

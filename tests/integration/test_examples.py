@@ -99,7 +99,10 @@ SLOW = (
     "tree_lstm_in_pyg_model",
     "weave_in_pyg_model",
 )
-ELSEWHERE = ["json_documents", "predict_with_ray", "sick", "sst_contextual", *USES]
+# Tested by files of their own.
+ELSEWHERE = [
+    "deepchem_features", "json_documents", "predict_with_ray", "sick", "sst_contextual", *USES
+]  # fmt: skip
 
 
 # Pairs of numbers that an example compares, and what must hold for them.
