@@ -59,7 +59,7 @@ def test_a_killed_worker_changes_nothing(
     ray: Any, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lines = (rdkit_data_folder() / "NCI" / "first_5K.smi").read_text("utf-8").split("\n")
-    lines = [line for line in lines if line.strip()] * 2
+    lines = ([line for line in lines if line.strip()] * 3)[:10_000]
     lines[1234] = "C1CC broken"
     file = tmp_path / "molecules.smi"
     file.write_text("\n".join(lines), encoding="utf-8")
