@@ -35,11 +35,10 @@ class Predictor:
         """Return one row per line; what cannot be predicted is NaN and has a ``fault``."""
         smiles = [line.split()[0] for line in batch["text"]]
         table = predict(self.model, smiles)
-        # All tables get the same columns and types, also those with faults alone or none.
+        # All tables get the same columns and types, also those with faults alone.
         unknown = np.full(len(smiles), np.nan)
-        none = np.full(len(smiles), "", dtype=object)
         numbers = {name: table.get(name, unknown).astype(np.float64) for name in self.columns}
-        return {"smiles": table["smiles"], **numbers, "fault": table.get("fault", none)}
+        return {"smiles": table["smiles"], **numbers, "fault": table["fault"]}
 
 
 def predict_file(checkpoint: Path, smiles: Path, folder: Path, workers: int, batch: int) -> None:

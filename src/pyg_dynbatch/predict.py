@@ -42,8 +42,7 @@ def predict(
 ) -> Table:
     """Predict all examples of a source with one model, or the mean of several.
 
-    A record that cannot be used keeps its row: its predictions are NaN, and the column ``fault``
-    says why.
+    A record that cannot be used keeps its row: its predictions are NaN, and its ``fault`` says why.
 
     Args:
         models: One model or several, which were trained on data of the same schema. Predictions are
@@ -55,9 +54,9 @@ def predict(
             example.
 
     Returns:
-        The columns of the table by name: those of the source, ``prediction``, and others that the
-        model adds, such as ``probability``; with several models also ``deviation``, the standard
-        deviation of what they predict.
+        The columns of the table by name: ``example``, those of the source, ``prediction``, and
+        others that the model adds, such as ``probability``; with several models also ``deviation``,
+        the standard deviation of what they predict; and ``fault``, empty where there is none.
 
     Raises:
         ValueError: If there is no model, or two have different schemas.
@@ -155,9 +154,8 @@ def _predicted(
         table[name] = texts[places[order]]
     for name, value in columns.items():
         table[name] = _with_missing(value, len(unusable))[order]
-    if unusable:
-        faults = np.array([record.fault for record in records], dtype=object)
-        table["fault"] = faults[places[order]]
+    faults = np.array([record.fault for record in records], dtype=object)
+    table["fault"] = faults[places[order]]
     return table
 
 

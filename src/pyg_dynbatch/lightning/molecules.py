@@ -178,13 +178,7 @@ class NCIData(MoleculeDataModule):
 
     Args:
         root: Folder for processed files; None keeps the molecules in memory.
-        split: How the molecules are split.
-        pairs: Pairs of atoms, see :class:`~pyg_dynbatch.lightning.MoleculeDataModule`.
-        self_pairs: Whether each atom is also paired with itself.
-        featurizer: Describes a molecule.
-        batch_size: Molecules in a batch.
-        max_size: The largest number of pairs in a batch, in place of ``batch_size``.
-        num_workers: Processes that load, and that featurize.
+        **loading: Options of :class:`~pyg_dynbatch.lightning.MoleculeDataModule`.
 
     Example:
         >>> NCIData(batch_size=32, pairs=2).kind
@@ -193,18 +187,8 @@ class NCIData(MoleculeDataModule):
 
     kind = "regression"
 
-    def __init__(
-        self,
-        root: str | None = "data/nci",
-        split: SplitOptions = SplitOptions(),  # noqa: B008 - frozen
-        pairs: PairSet = "all",
-        self_pairs: bool = True,
-        featurizer: MoleculeFeaturizer | None = None,
-        batch_size: int = 64,
-        max_size: int | None = None,
-        num_workers: int = 0,
-    ) -> None:
-        super().__init__(split, pairs, self_pairs, featurizer, batch_size, max_size, num_workers)
+    def __init__(self, root: str | None = "data/nci", **loading: Any) -> None:
+        super().__init__(**loading)
         self.root = root
 
     def load(self) -> NCI:
@@ -221,13 +205,7 @@ class MoleculeNetData(MoleculeDataModule):
         root: Folder of downloads and processed files; by default ``data/`` and the name.
         raw_dir: Folder of the raw file; by default ``root/raw``, to which it is downloaded.
         verify: Whether the file must be the published one.
-        split: How the molecules are split.
-        pairs: Pairs of atoms, see :class:`~pyg_dynbatch.lightning.MoleculeDataModule`.
-        self_pairs: Whether each atom is also paired with itself.
-        featurizer: Describes a molecule.
-        batch_size: Molecules in a batch.
-        max_size: The largest number of pairs in a batch, in place of ``batch_size``.
-        num_workers: Processes that load, and that featurize.
+        **loading: Options of :class:`~pyg_dynbatch.lightning.MoleculeDataModule`.
 
     Example:
         >>> MoleculeNetData("ESOL", max_size=20_000).root
@@ -240,15 +218,9 @@ class MoleculeNetData(MoleculeDataModule):
         root: str | None = None,
         raw_dir: str | None = None,
         verify: bool = True,
-        split: SplitOptions = SplitOptions(),  # noqa: B008 - frozen
-        pairs: PairSet = "all",
-        self_pairs: bool = True,
-        featurizer: MoleculeFeaturizer | None = None,
-        batch_size: int = 64,
-        max_size: int | None = None,
-        num_workers: int = 0,
+        **loading: Any,
     ) -> None:
-        super().__init__(split, pairs, self_pairs, featurizer, batch_size, max_size, num_workers)
+        super().__init__(**loading)
         _, member = member_named(name)
         self.member = name
         self.kind = member.kind
@@ -281,13 +253,7 @@ class MoleculeFileData(MoleculeDataModule):
         num_classes: Number of classes of ``multiclass``.
         table: Column of the SMILES, and how cells are written.
         root: Folder for processed files; None keeps the molecules in memory.
-        split: How the molecules are split.
-        pairs: Pairs of atoms, see :class:`~pyg_dynbatch.lightning.MoleculeDataModule`.
-        self_pairs: Whether each atom is also paired with itself.
-        featurizer: Describes a molecule.
-        batch_size: Molecules in a batch.
-        max_size: The largest number of pairs in a batch, in place of ``batch_size``.
-        num_workers: Processes that load, and that featurize.
+        **loading: Options of :class:`~pyg_dynbatch.lightning.MoleculeDataModule`.
 
     Example:
         >>> MoleculeFileData("mine.csv", ["melts"], kind="binary").kind
@@ -302,15 +268,9 @@ class MoleculeFileData(MoleculeDataModule):
         num_classes: int = 2,
         table: TableOptions = TableOptions(),  # noqa: B008 - frozen
         root: str | None = None,
-        split: SplitOptions = SplitOptions(),  # noqa: B008 - frozen
-        pairs: PairSet = "all",
-        self_pairs: bool = True,
-        featurizer: MoleculeFeaturizer | None = None,
-        batch_size: int = 64,
-        max_size: int | None = None,
-        num_workers: int = 0,
+        **loading: Any,
     ) -> None:
-        super().__init__(split, pairs, self_pairs, featurizer, batch_size, max_size, num_workers)
+        super().__init__(**loading)
         self.file = file
         self.targets = targets
         self.num_classes = num_classes

@@ -31,7 +31,8 @@ class Task(pl.LightningModule):
 
     Args:
         model: What is trained.
-        optimizer: Makes the optimizer from the parameter groups of the model.
+        optimizer: Makes the optimizer from the parameter groups of the model; None for torch's
+            ``Adam``.
         rate: ``"constant"``; ``"cosine"``, which falls to 0 along half a cosine; or
             ``"one_cycle"``, which rises from a twenty-fifth in the first 30 % of the steps and then
             falls to 0 (Smith, Topin 2018, arXiv:1708.07120, as in torch's ``OneCycleLR``).
@@ -45,12 +46,13 @@ class Task(pl.LightningModule):
     """
 
     def __init__(
-        self, model: Model, optimizer: OptimizerCallable = torch.optim.Adam, rate: Rate = "constant"
+        self, model: Model, optimizer: OptimizerCallable | None = None, rate: Rate = "constant"
     ) -> None:
         super().__init__()
         checked_choice("Task: rate", rate, ("constant", "cosine", "one_cycle"))
         self.model = model
-        self.optimizer = optimizer
+        # Not a default argument: the command line would keep its eps for another class.
+        self.optimizer = optimizer or torch.optim.Adam
         self.rate: Rate = rate
         self.tested: Table = {}
         """The table of predictions of the last test, of all ranks."""

@@ -101,10 +101,7 @@ class SSTData(TreeData):
         vocabulary: Words of ``all`` splits (a word that only the test split has can use its
             pretrained vector), or of the ``train`` split alone.
         verify: Whether files other than the published ones are an error.
-        vectors: Word vectors that the embedding starts from.
-        batch_size: Trees in a batch.
-        max_size: The largest number of nodes in a batch, in place of ``batch_size``.
-        num_workers: Loader processes.
+        **loading: Options of :class:`~pyg_dynbatch.lightning.TreeData`.
 
     Example:
         >>> SSTData(batch_size=25, vectors=VectorOptions("glove.txt")).batch_size
@@ -117,12 +114,9 @@ class SSTData(TreeData):
         raw_dir: str | None = None,
         vocabulary: Literal["all", "train"] = "all",
         verify: bool = True,
-        vectors: VectorOptions | None = None,
-        batch_size: int = 100,
-        max_size: int | None = None,
-        num_workers: int = 0,
+        **loading: Any,
     ) -> None:
-        super().__init__(vectors, batch_size=batch_size, max_size=max_size, num_workers=num_workers)
+        super().__init__(**loading)
         self.root = root
         self.raw_dir = raw_dir
         self.vocabulary = vocabulary
@@ -144,9 +138,7 @@ class ListOpsData(DataModule):
         recipe: What to generate.
         tsv_dir: Folder with ``train.tsv``, ``val.tsv`` and ``test.tsv`` in the published format,
             to be read instead.
-        batch_size: Trees in a batch.
-        max_size: The largest number of nodes in a batch, in place of ``batch_size``.
-        num_workers: Loader processes.
+        **loading: Options of :class:`~pyg_dynbatch.lightning.DataModule`.
 
     Example:
         >>> ListOpsData(recipe=ListOpsRecipe(train=100, val=10, test=10)).batch_size
@@ -159,11 +151,9 @@ class ListOpsData(DataModule):
         form: Literal["operator", "binary"] = "operator",
         recipe: ListOpsRecipe = ListOpsRecipe(),  # noqa: B008 - frozen
         tsv_dir: str | None = None,
-        batch_size: int = 100,
-        max_size: int | None = None,
-        num_workers: int = 0,
+        **loading: Any,
     ) -> None:
-        super().__init__(batch_size, max_size, num_workers)
+        super().__init__(**loading)
         self.root = root
         self.form = form
         self.recipe = recipe
@@ -185,10 +175,7 @@ class TreeFileData(TreeData):
         root: Folder for processed files; left out, the files are parsed at every start.
         labels: Whether every node has a label (``required``), or some have (``optional``).
         classes: Number of classes; left out, the largest label of ``train_file`` plus one.
-        vectors: Word vectors that the embedding starts from.
-        batch_size: Trees in a batch.
-        max_size: The largest number of nodes in a batch, in place of ``batch_size``.
-        num_workers: Loader processes.
+        **loading: Options of :class:`~pyg_dynbatch.lightning.TreeData`.
 
     Example:
         >>> TreeFileData("train.txt", "val.txt").splits
@@ -203,12 +190,9 @@ class TreeFileData(TreeData):
         root: str | None = None,
         labels: Literal["required", "optional"] = "required",
         classes: int | None = None,
-        vectors: VectorOptions | None = None,
-        batch_size: int = 25,
-        max_size: int | None = None,
-        num_workers: int = 0,
+        **loading: Any,
     ) -> None:
-        super().__init__(vectors, batch_size=batch_size, max_size=max_size, num_workers=num_workers)
+        super().__init__(**loading)
         self.files = {"train": train_file, "val": val_file}
         self.splits = ("train", "val")
         if test_file is not None:
