@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch_geometric.data import Batch, Data
 
-from pyg_dynbatch.molecules.nets.models import WeaveNet
+from pyg_dynbatch.models import WeaveNet
 from pyg_dynbatch.nn.pairs import Pairs
 
 TABLE = [[0.0, 0.0], [1.0, 0.0], [0.0, 1.0]]
