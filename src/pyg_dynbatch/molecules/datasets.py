@@ -119,7 +119,8 @@ class MoleculeDataset(ColumnsDataset):
 
     def _parts(self) -> Iterator[tuple[Any, list[RawMolecule]]]:
         """Yield what maps a function over records, and the records of each part."""
-        records = tqdm(self.records(), desc=self.name, unit=" molecules", disable=None)
+        progress = tqdm(self.records(), desc=self.name, unit=" molecules", disable=None)
+        records = iter(progress)  # one iterator for all parts: closing it ends the reading
         with ExitStack() as stack:
             run: Any = map
             if self._num_workers:
