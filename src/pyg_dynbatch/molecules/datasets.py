@@ -29,7 +29,13 @@ from pyg_dynbatch.molecules.chemistry import MoleculeError, rdkit_data_folder
 from pyg_dynbatch.molecules.data import MoleculeArrays, MoleculeData
 from pyg_dynbatch.molecules.featurizer import MoleculeFeaturizer
 from pyg_dynbatch.molecules.pair_table import PairTable
-from pyg_dynbatch.molecules.read import BadMolecule, RawMolecule, TableOptions, read_molecules
+from pyg_dynbatch.molecules.read import (
+    BadMolecule,
+    RawMolecule,
+    TableOptions,
+    read_molecules,
+    with_labels,
+)
 from pyg_dynbatch.molecules.schema import MoleculeSchema, PropertyKind
 
 # Raise it when the meaning of a field changes: processed files are then made again.
@@ -287,7 +293,6 @@ class MoleculeFile(MoleculeDataset):
         self._path = path
         self._table = table
         self._columns_of_targets = list(target_columns)
-        self.records()  # before anything else, because its errors are the clearest
         super().__init__(
             root,
             Path(path).name.partition(".")[0],
@@ -410,7 +415,9 @@ class MoleculeNet(MoleculeDataset):
     def records(self) -> Iterator[RawMolecule]:
         """Read the file."""
         table = TableOptions(smiles_column=self._member.smiles_column)
-        return read_molecules(self._path, target_columns=list(self.target_names), table=table)
+        for record in read_molecules(self._path, table=table):
+            # Taken from all columns, of which the first of a name is used: QM8 has some twice.
+            yield with_labels(record, self.target_names, table)
 
 
 def member_named(name: str) -> tuple[str, Member]:
@@ -453,15 +460,18 @@ def _check_content(path: Path, sha256: str, title: str) -> None:
 
 
 def _targets_of(path: Path, member: Member) -> tuple[str, ...]:
-    if isinstance(member.targets, tuple):
-        return member.targets
     with open_lines(path) as lines:
         columns = next(csv.reader(lines), [])
-    targets = tuple(name for name in columns if name not in (member.smiles_column, "mol_id"))
-    if len(targets) != member.targets:
+    if isinstance(member.targets, tuple):
+        targets = tuple(name for name in member.targets if name in columns)
+        expected = len(member.targets)
+    else:
+        targets = tuple(name for name in columns if name not in (member.smiles_column, "mol_id"))
+        expected = member.targets
+    if len(targets) != expected:
         what = f"MoleculeNet: the columns of {path.name} are not those of {member.title}"
         got = f"{len(targets)}: {', '.join(targets[:8])}"
-        raise mismatch(ValueError, what, f"{member.targets} columns of targets", got, where=path)
+        raise mismatch(ValueError, what, f"{expected} columns of targets", got, where=path)
     return targets
 
 
