@@ -1,0 +1,368 @@
+"""NCI, MoleculeNet and a user's own file: what is in them, how they are processed, and faults."""
+
+import gzip
+import hashlib
+import pickle
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch_geometric.datasets import MoleculeNet as PyGMoleculeNet
+
+from pyg_dynbatch.columns import Columns
+from pyg_dynbatch.data import MoleculeFeaturizer, TableOptions
+from pyg_dynbatch.datasets import NCI, MoleculeDataset, MoleculeFile, MoleculeNet
+from pyg_dynbatch.loader import MoleculeLoader
+from pyg_dynbatch.molecules import datasets
+from pyg_dynbatch.molecules.datasets import MEMBERS, SHA256
+from tests.conftest import Server
+from tests.molecules.batches import assert_same
+from tests.molecules.molecules import DESCRIBED, SMILES, molecule_csv
+
+
+def assert_same_sets(found: MoleculeDataset, expected: MoleculeDataset) -> None:
+    assert len(found) == len(expected)
+    for pair in zip(found, expected, strict=True):
+        assert_same(*pair)
+    assert found.errors == expected.errors
+
+
+def processed_files(root: Path) -> list[str]:
+    folder = root / "processed"
+    return sorted(path.name for path in folder.iterdir() if not path.name.startswith("pre_"))
+
+
+# Your own file.
+
+
+@pytest.fixture
+def mixed(samples: Path) -> Path:
+    return samples / "molecules" / "mixed.csv"
+
+
+def test_a_file_of_your_own(mixed: Path, tmp_path: Path) -> None:
+    dataset = MoleculeFile(mixed, tmp_path, target_columns=["melts", "toxic"], bad="skip")
+    assert [data.row for data in dataset] == [0, 1, 2, 4, 5, 6, 8, 10, 11]
+    assert [data.num_nodes for data in dataset] == [3, 6, 2, 1, 2, 3, 6, 7, 3]
+    assert dataset.sizes == [6, 21, 3, 1, 3, 6, 21, 28, 6]
+    assert [error.row for error in dataset.errors] == [3, 7, 9]
+    assert (dataset.errors[0].atom, dataset.errors[0].where) == (1, f"{mixed}:5")
+    assert dataset.target_names == ("melts", "toxic")
+    assert np.isnan(dataset.targets).sum() == 3
+    assert dataset.targets[2].tolist() == pytest.approx([801, np.nan], nan_ok=True)
+    assert dataset[2].y_mask.tolist() == [[True, False]]
+    assert dataset.smiles[8] == dataset[8].smiles == "OCC"
+    with pytest.raises(ValueError, match="row 3 cannot be used") as caught:
+        MoleculeFile(mixed)
+    assert f"{mixed}:5" in str(caught.value)
+
+
+def test_parts_know_their_own(mixed: Path, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"target_columns": ["melts"], "bad": "skip", "featurizer": DESCRIBED}
+    dataset = MoleculeFile(mixed, tmp_path, **options)
+    chosen = [7, 0, 4]
+    for part in (dataset[chosen], dataset[torch.tensor(chosen)], dataset.shuffle()[:3]):
+        rows = [data.row for data in part]
+        places = [[data.row for data in dataset].index(row) for row in rows]
+        assert part.smiles == [dataset.smiles[place] for place in places]
+        assert part.sizes == [dataset.sizes[place] for place in places]
+        np.testing.assert_array_equal(part.targets, dataset.targets[places])
+        np.testing.assert_array_equal(part.descriptors, dataset.descriptors[places])
+        assert_same(part[1], dataset[places[1]])
+        columns = part.__getitems__([2, 0])
+        assert isinstance(columns, Columns)
+        assert_same(columns[0], part[2])
+    assert [data.row for data in dataset[[7, 0]]] == [10, 0]
+    assert dataset[:0].sizes == [] and dataset[:0].targets.shape == (0, 1)
+
+
+def test_what_is_read_back_is_what_was_built(mixed: Path, tmp_path: Path, monkeypatch) -> None:
+    options: dict[str, Any] = {"target_columns": ["melts"], "bad": "skip", "featurizer": DESCRIBED}
+    in_memory = MoleculeFile(mixed, **options)
+    built = MoleculeFile(mixed, tmp_path, **options)
+    monkeypatch.setattr(datasets, "featurized", None)
+    loaded = MoleculeFile(mixed, tmp_path, **options)
+    assert_same_sets(built, in_memory)
+    assert_same_sets(loaded, in_memory)
+    assert len(processed_files(tmp_path)) == 1
+
+
+def test_any_change_makes_another_file(mixed: Path, tmp_path: Path) -> None:
+    path = tmp_path / "mine.csv"
+    path.write_bytes(mixed.read_bytes())
+    changes: list[dict[str, Any]] = [
+        {},
+        {"target_columns": ["melts"]},
+        {"featurizer": MoleculeFeaturizer(fragments="largest")},
+        {"table": TableOptions(missing=("0",))},
+    ]
+    for number, options in enumerate(changes, start=1):
+        MoleculeFile(path, tmp_path, bad="skip", **options)
+        assert len(processed_files(tmp_path)) == number
+    path.write_text("smiles\nCO\n")
+    assert len(MoleculeFile(path, tmp_path, bad="skip")) == 1
+
+
+def test_files_without_targets_molecules_or_any_good_one(tmp_path: Path, samples: Path) -> None:
+    dataset = MoleculeFile(samples / "molecules" / "mixed.smi")
+    assert dataset.targets.shape == (3, 0) and "y" not in dataset[0]
+    (batch,) = MoleculeLoader(dataset, dataset.pair_table, batch_size=3)
+    assert batch.num_nodes == 3 + 6 + 2
+    path = tmp_path / "bad.csv"
+    path.write_text("smiles,y\nC(,1\n")
+    for root in (None, tmp_path):
+        none = MoleculeFile(path, root, target_columns=["y"], featurizer=DESCRIBED, bad="skip")
+        assert (len(none), len(none.errors)) == (0, 1)
+        assert none.targets.shape == (0, 1) and none.descriptors.shape == (0, 5)
+
+
+def double(data: Any) -> Any:
+    data.y = 2 * data.y
+    return data
+
+
+def test_transforms_are_those_of_pyg(tmp_path: Path) -> None:
+    path = molecule_csv(tmp_path)
+    options: dict[str, Any] = {"target_columns": ["first"]}
+    plain = MoleculeFile(path, tmp_path, **options)
+    each = MoleculeFile(path, tmp_path, transform=double, **options)
+    once = MoleculeFile(path, pre_transform=double, **options)
+    with pytest.warns(UserWarning, match="pre_transform"):
+        MoleculeFile(path, tmp_path, pre_transform=double, **options)
+    again = MoleculeFile(path, tmp_path, pre_transform=double, force_reload=True, **options)
+    for changed in (each[3], each.__getitems__([3])[0], once[3], again[3]):
+        assert torch.equal(changed.y, 2 * plain[3].y)
+    assert once.errors == plain.errors
+    with pytest.raises(ValueError, match="pre_transform"):
+        MoleculeFile(path, pre_transform=lambda data: data.row % 2 or data, **options)
+
+
+def test_a_worker_gets_the_path(tmp_path: Path) -> None:
+    path = molecule_csv(tmp_path, smiles=SMILES * 20)
+    dataset = MoleculeFile(path, tmp_path, target_columns=["first"])[5:]
+    sent = pickle.dumps(dataset)
+    assert len(sent) < 20_000
+    assert_same_sets(pickle.loads(sent), dataset)
+    assert len(pickle.dumps(MoleculeFile(path))) > 200_000
+
+
+# Processing part by part, in processes.
+
+
+class Failing:
+    """Featurizes some molecules, and then fails."""
+
+    def __init__(self, remaining: int, error: BaseException) -> None:
+        self.remaining = remaining
+        self.error = error
+        self.work = datasets.featurized
+
+    def __call__(self, featurizer: MoleculeFeaturizer, record: Any) -> Any:
+        if not self.remaining:
+            raise self.error
+        self.remaining -= 1
+        return self.work(featurizer, record)
+
+
+def test_a_run_that_was_killed_goes_on_after_its_last_part(tmp_path: Path, monkeypatch) -> None:
+    path = molecule_csv(tmp_path)
+    expected = MoleculeFile(path, target_columns=["first"])
+    assert len(expected) == len(SMILES) == 32
+    monkeypatch.setattr(datasets, "PART", 4)
+    monkeypatch.setattr(datasets, "featurized", Failing(10, KeyboardInterrupt()))
+    with pytest.raises(KeyboardInterrupt):
+        MoleculeFile(path, tmp_path, target_columns=["first"])
+    assert [name.rpartition(".")[2] for name in processed_files(tmp_path)] == ["part0", "part1"]
+    monkeypatch.undo()
+    monkeypatch.setattr(datasets, "PART", 4)
+    remaining = Failing(24, AssertionError("two parts are there already"))
+    monkeypatch.setattr(datasets, "featurized", remaining)
+    found = MoleculeFile(path, tmp_path, target_columns=["first"])
+    assert remaining.remaining == 0
+    assert_same_sets(found, expected)
+    assert len(processed_files(tmp_path)) == 1
+
+
+def test_processes_do_what_one_does(tmp_path: Path, mixed: Path, monkeypatch) -> None:
+    options: dict[str, Any] = {"target_columns": ["melts"], "bad": "skip", "featurizer": DESCRIBED}
+    one = MoleculeFile(mixed, **options)
+    monkeypatch.setattr(datasets, "PART", 5)
+    several = MoleculeFile(mixed, tmp_path, num_workers=2, **options)
+    assert_same_sets(several, one)
+
+
+def test_an_error_of_a_feature_says_where(tmp_path: Path, monkeypatch) -> None:
+    path = molecule_csv(tmp_path)
+    monkeypatch.setattr(MoleculeFeaturizer, "arrays", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError) as caught:
+        MoleculeFile(path, bad="skip")
+    assert caught.value.__notes__ == [f"row 0 ({path}:2): 'CO'"]
+
+
+def test_wrong_options_and_files_are_refused(tmp_path: Path) -> None:
+    path = molecule_csv(tmp_path)
+    with pytest.raises(ValueError, match="bad"):
+        MoleculeFile(path, bad="ignore")
+    with pytest.raises(ValueError, match="'third'"):
+        MoleculeFile(path, target_columns=["third"])
+    with pytest.raises(FileNotFoundError, match="nowhere"):
+        MoleculeFile(tmp_path / "nowhere.csv")
+
+
+# NCI.
+
+
+@pytest.mark.long
+def test_nci_needs_no_network(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(urllib.request, "urlopen", None)
+    dataset = NCI(tmp_path)
+    assert len(dataset) + len(dataset.errors) == 4999
+    assert len(dataset) >= 4985  # how many RDKit accepts depends on its version
+    assert dataset.target_names == ("TPSA",)
+    assert (dataset[0].smiles, dataset.targets[0, 0]) == ("CC1=CC(=O)C=CC1=O", 34.14)
+    assert np.isfinite(dataset.targets).all()
+
+
+def test_nci_of_an_rdkit_without_data(monkeypatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(datasets, "rdkit_data_folder", lambda: tmp_path)
+    with pytest.raises(FileNotFoundError, match="lacks the file"):
+        NCI()
+
+
+# MoleculeNet.
+
+
+REAL_SETS = [
+    ("FreeSolv", "freesolv", 642, 0, -3.8030),
+    pytest.param("ESOL", "esol", 1128, 0, -3.0501, marks=pytest.mark.long),
+    pytest.param("Lipophilicity", "lipophilicity", 4200, 0, 2.1863, marks=pytest.mark.long),
+    pytest.param("BBBP", "bbbp", 2039, 11, None, marks=pytest.mark.long),
+    pytest.param("Tox21", "tox21", 7823, 8, None, marks=pytest.mark.long),
+]
+
+
+@pytest.mark.parametrize(("name", "file", "good", "bad", "mean"), REAL_SETS)
+def test_real_sets(shared_data, name, file, good, bad, mean) -> None:
+    raw = shared_data(f"molecules/{file}.csv").parent
+    dataset = MoleculeNet(None, name, raw_dir=raw)
+    assert (len(dataset), len(dataset.errors)) == (good, bad)
+    assert dataset.targets.shape == (good, 12 if name == "Tox21" else 1)
+    known = dataset.targets[~np.isnan(dataset.targets)]
+    if mean is None:
+        assert dataset.kind_of_targets == "binary" and set(known.tolist()) == {0.0, 1.0}
+    else:
+        assert dataset.kind_of_targets == "regression"
+        assert known.mean() == pytest.approx(mean, abs=1e-3)
+
+
+def write(folder: Path, content: str | bytes, name: str = "freesolv.csv") -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+
+
+@pytest.fixture
+def raw(samples: Path) -> str:
+    return (samples / "molecules" / "freesolv.csv").read_text()
+
+
+def net(root: Path | None = None, name: str = "FreeSolv", **options: Any) -> MoleculeNet:
+    return MoleculeNet(root, name, **{"verify": False, **options})
+
+
+PLACES = [
+    ("FreeSolv", "freesolv.csv"),
+    ("freesolv", "SAMPL.csv"),
+    ("SAMPL", "SAMPL.csv.gz"),
+    ("FreeSolv", "freesolv/raw/SAMPL.csv"),
+]
+
+
+@pytest.mark.parametrize(("name", "place"), PLACES)
+def test_where_files_are_found(tmp_path: Path, raw: str, name: str, place: str) -> None:
+    content = gzip.compress(raw.encode()) if place.endswith("gz") else raw
+    write((tmp_path / place).parent, content, place.rpartition("/")[2])
+    dataset = net(name=name, raw_dir=tmp_path)
+    assert dataset.target_names == ("expt",)
+    assert dataset.targets.ravel().tolist() == [-5.0, 2.0, -0.9]
+
+
+def test_a_file_that_was_changed(tmp_path: Path, raw: str) -> None:
+    write(tmp_path / "raw", raw)
+    first = net(tmp_path)
+    write(tmp_path / "raw", raw.replace("-5.0", "-6.0"))
+    assert net(tmp_path).targets[0, 0] == -6.0 != first.targets[0, 0]
+    with pytest.raises(ValueError, match="not the published file") as caught:
+        net(tmp_path, verify=True)
+    assert SHA256["freesolv"] in str(caught.value) and "verify=False" in str(caught.value)
+
+
+@pytest.mark.long
+def test_line_ends_do_not_matter(shared_data, tmp_path: Path) -> None:
+    content = shared_data("molecules/freesolv.csv").read_bytes().replace(b"\r\n", b"\n")
+    for name, text in [("plain", content), ("windows", content.replace(b"\n", b"\r\n"))]:
+        write(tmp_path / name, text)
+        assert len(net(raw_dir=tmp_path / name, verify=True)) == 642
+
+
+def test_missing_files_and_unknown_names(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="HIV is missing") as caught:
+        net(name="HIV", raw_dir=tmp_path)
+    assert "HIV.csv.gz" in str(caught.value)
+    with pytest.raises(ValueError, match="no folder"):
+        net()
+    with pytest.raises(ValueError, match="name is unknown"):
+        net(name="ESOLA")
+
+
+@pytest.fixture
+def served(server: Server, monkeypatch) -> Iterator[Server]:
+    monkeypatch.setattr(PyGMoleculeNet, "url", server.url("{}"))
+    return server
+
+
+def test_a_download_is_checked_against_the_first(served: Server, tmp_path: Path, raw: str) -> None:
+    served.files["SAMPL.csv"] = raw.encode()
+    assert len(net(tmp_path / "one")) == 3
+    noted = (tmp_path / "one/raw/SAMPL.csv.sha256").read_text().strip()
+    assert noted == hashlib.sha256(raw.encode()).hexdigest()
+    (tmp_path / "one/raw/SAMPL.csv").unlink()
+    served.files["SAMPL.csv"] = raw.replace("-5.0", "-6.0").encode()
+    with pytest.raises(ValueError, match="wrong checksum"):
+        net(tmp_path / "one")
+    with pytest.raises(ValueError, match="not the published file"):
+        net(tmp_path / "two", verify=True)
+
+
+def test_a_download_that_fails(served: Server, tmp_path: Path, raw: str) -> None:
+    with pytest.raises(ConnectionError, match="MUV: the download failed") as caught:
+        net(tmp_path, "MUV")
+    assert "muv.csv.gz" in str(caught.value) and "raw_dir=" in str(caught.value)
+    served.files["SAMPL.csv"] = raw.encode()
+    served.sent = 20
+    with pytest.raises(ConnectionError, match="ended after 20"):
+        net(tmp_path)
+    assert not list((tmp_path / "raw").iterdir())
+
+
+@pytest.mark.parametrize("key", sorted(MEMBERS))
+def test_the_columns_of_every_member(tmp_path: Path, key: str) -> None:
+    member = MEMBERS[key]
+    names = member.targets
+    if isinstance(names, int):
+        names = tuple(f"t{number}" for number in range(names))
+    header = ["mol_id", *names, member.smiles_column]
+    row = ["M1", *map(str, range(len(names))), "CO"]
+    if key == "qm8":  # the published file has these columns twice
+        header[9:9] = names[4:8]
+        row[9:9] = ["-1"] * 4
+    write(tmp_path, ",".join(header) + "\n" + ",".join(row) + "\n", f"{key}.csv")
+    dataset = net(name=member.title, raw_dir=tmp_path)
+    assert dataset.target_names == names
+    assert dataset.targets.tolist() == [list(range(len(names)))]
+    write(tmp_path, ",".join(header[2:]) + "\n", f"{key}.csv")
+    with pytest.raises(ValueError, match="column"):
+        net(name=member.title, raw_dir=tmp_path)
