@@ -11,7 +11,7 @@ from pyg_dynbatch.molecules.data import MoleculeCollater
 from pyg_dynbatch.molecules.featurizer import MoleculeFeaturizer
 from pyg_dynbatch.molecules.pair_table import PairTable
 from pyg_dynbatch.molecules.read import FORMATS, RawMolecule, TableOptions, read_molecules
-from pyg_dynbatch.predict import Entry
+from pyg_dynbatch.predict import Record
 
 PropertyKind = Literal["regression", "binary", "multiclass"]
 
@@ -39,7 +39,7 @@ class MoleculeSchema:
         >>> schema = MoleculeSchema(("logS",), pairs="bonds")
         >>> MoleculeSchema.of(schema.as_dict()).num_outputs
         1
-        >>> schema.entry("CO").data.num_nodes
+        >>> schema.record("CO").data.num_nodes
         2
     """
 
@@ -70,8 +70,8 @@ class MoleculeSchema:
         """Return a schema, also from what :meth:`as_dict` has returned."""
         if isinstance(schema, MoleculeSchema):
             return schema
-        featurizer = MoleculeFeaturizer.from_spec(schema["featurizer"])
         targets = tuple(schema["targets"])
+        featurizer = MoleculeFeaturizer.from_spec(schema["featurizer"])
         return cls(**{**schema, "targets": targets, "featurizer": featurizer})
 
     def as_dict(self) -> dict[str, Any]:
@@ -100,7 +100,7 @@ class MoleculeSchema:
         """Return what merges molecules to a batch."""
         return MoleculeCollater(self.pair_table, self.pairs, self.self_pairs)
 
-    def read(self, path: str | Path) -> Iterator[Entry]:
+    def read(self, path: str | Path) -> Iterator[Record]:
         """Read a CSV, TSV, SMILES or SDF file; every record keeps its columns."""
         suffix = Path(str(path).lower().removesuffix(".gz")).suffix
         is_table = FORMATS.get(suffix) in ("csv", "tsv")
@@ -110,18 +110,18 @@ class MoleculeSchema:
             texts: dict[str, object] = dict(zip(names, cells, strict=True))
             if not names:
                 texts = {"smiles": raw.smiles or "", "name": raw.name or ""}
-            yield self._entry(raw, texts)
+            yield self._record(raw, texts)
 
-    def entry(self, molecule: Any) -> Entry:
+    def record(self, molecule: Any) -> Record:
         """Read one molecule: a SMILES, or an ``rdkit.Chem.Mol``."""
         texts = {"smiles": molecule} if isinstance(molecule, str) else {}
         try:
-            return Entry(self.featurizer(molecule), texts)
+            return Record(self.featurizer(molecule), texts)
         except MoleculeError as error:
-            return Entry(None, texts, error.reason)
+            return Record(None, texts, error.reason)
 
-    def _entry(self, raw: RawMolecule, texts: Mapping[str, object]) -> Entry:
+    def _record(self, raw: RawMolecule, texts: Mapping[str, object]) -> Record:
         try:
-            return Entry(self.featurizer(raw.text()), texts)
+            return Record(self.featurizer(raw.text()), texts)
         except MoleculeError as error:
-            return Entry(None, texts, f"{raw.where}: {error.reason}")
+            return Record(None, texts, f"{raw.where}: {error.reason}")
