@@ -149,7 +149,7 @@ def _predicted(
     places = np.concatenate([places, np.array(unusable, dtype=np.int64)])
     order = np.argsort(places, kind="stable")
     table: Table = {"example": first + places[order]}
-    for name in records[0].texts:
+    for name in dict.fromkeys(name for record in records for name in record.texts):
         texts = np.array([record.texts.get(name, "") for record in records], dtype=object)
         table[name] = texts[places[order]]
     for name, value in columns.items():

@@ -83,8 +83,8 @@ class RawMolecule:
         name: Name of the molecule; None where it has none, and in tables.
         targets: The labels in the order of the requested columns; None where one is missing.
         extra: All other columns or data fields, as text.
-        source: Names and texts of all columns or data fields in the order of the file; never of a
-            SMILES file.
+        source: Names and texts of all that the record says, in the order of the file: its columns,
+            the SMILES and the name, or the name and the data fields.
         fault: Why the text is not that of one molecule; empty if it may be.
 
     Example:
@@ -364,7 +364,13 @@ def _read_smi(lines: Lines) -> Iterator[RawMolecule]:
             end = rest.index("|", 1) + 1
             smiles = f"{smiles} {rest[:end]}"
             rest = rest[end:].strip()
-        yield RawMolecule(row, f"{lines.path}:{lines.number}", smiles=smiles, name=rest or None)
+        yield RawMolecule(
+            row,
+            f"{lines.path}:{lines.number}",
+            smiles=smiles,
+            name=rest or None,
+            source=(("smiles", "name"), (smiles, rest)),
+        )
         row += 1
 
 
@@ -383,13 +389,14 @@ def _read_sdf(lines: Lines, targets: Sequence[str]) -> Iterator[RawMolecule]:
         fault = record.fault(first_line, is_readable)
         fields = {} if fault else record.fields
         seen |= dict.fromkeys(fields)
+        name = file.record[0].strip()
         yield RawMolecule(
             row,
             f"{lines.path}:{first_line}",
             block=record.block,
-            name=file.record[0].strip() or None,
+            name=name or None,
             extra=fields,
-            source=(tuple(fields), tuple(fields.values())),
+            source=(("name", *fields), (name, *fields.values())),
             fault=fault,
         )
         row += 1

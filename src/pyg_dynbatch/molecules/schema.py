@@ -106,11 +106,7 @@ class MoleculeSchema:
         is_table = FORMATS.get(suffix) in ("csv", "tsv")
         table = TableOptions(smiles_column=self.smiles_column if is_table else None)
         for raw in read_molecules(path, table=table):
-            names, cells = raw.source
-            texts: dict[str, object] = dict(zip(names, cells, strict=True))
-            if not names:
-                texts = {"smiles": raw.smiles or "", "name": raw.name or ""}
-            yield self._record(raw, texts)
+            yield self._record(raw, dict(zip(*raw.source, strict=True)))
 
     def record(self, molecule: Any) -> Record:
         """Read one molecule: a SMILES, or an ``rdkit.Chem.Mol``."""
