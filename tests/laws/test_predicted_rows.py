@@ -2,12 +2,12 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from pyg_dynbatch.cli import main
-from tests.console import rows_of
+from pyg_dynbatch.models import predict
 from tests.laws.test_records import block, write
-from tests.molecules.molecules import trained
+from tests.molecules.molecules import opened
 
 CASES = {
     ".smi": ("CCO one\n\tCN\n\nCC three\n", ["one", "CN", "three"], [1]),
@@ -17,13 +17,6 @@ CASES = {
         [1],
     ),
 }
-
-
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return trained(tmp_path_factory.mktemp("trained"))
-
-
 DRAWN = """{name}
 
 
@@ -49,22 +42,16 @@ CASES[".sdf"] = (
 @pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
 @pytest.mark.parametrize("suffix", CASES)
 def test_predictions_are_in_the_rows_of_their_records(
-    tmp_path: Path, checkpoint: str, suffix: str, end: str, capsys
+    tmp_path: Path, suffix: str, end: str
 ) -> None:
     text, names, bad = CASES[suffix]
     path = write(tmp_path / "file", suffix, text, end)
-    output = tmp_path / "out.csv"
-    assert (
-        main(["predict", "--checkpoint", checkpoint, "--input", str(path), "--output", str(output)])
-        == 0
-    )
-    rows = rows_of(output)
-    assert [row["id" if suffix == ".csv" else "name"] for row in rows] == names
-    assert [row["row"] for row in rows] == [str(row) for row in range(len(names))]
-    assert [number for number, row in enumerate(rows) if row["status"] != "ok"] == bad
-    assert all((row["prediction_first"] == "") == (row["status"] != "ok") for row in rows)
+    table = predict(opened(tmp_path), path, batch_size=2)
+    assert table["id" if suffix == ".csv" else "name"].tolist() == names
+    assert table["example"].tolist() == list(range(len(names)))
+    assert np.flatnonzero(table["fault"] != "").tolist() == bad
+    assert np.flatnonzero(np.isnan(table["prediction_first"])).tolist() == bad
     if suffix == ".sdf":
-        assert [(row["price"], row["note"]) for row in rows] == [
-            ("$$$$", "> <price>"), ("", ""), ("", ""), ("4", "")
-        ]  # fmt: skip
-        assert rows[1]["status"].startswith("Explicit valence for atom # 0 O, 3")
+        assert table["price"].tolist() == ["$$$$", "", "", "4"]
+        assert table["note"].tolist() == ["> <price>", "", "", ""]
+        assert "Explicit valence for atom # 0 O, 3" in table["fault"][1]

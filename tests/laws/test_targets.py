@@ -1,14 +1,32 @@
-"""Every task: targets that do not fit are refused, not broadcast; predictions have no gradients."""
+"""Every model: targets that do not fit are refused; predictions have no gradients."""
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
-import lightning.pytorch as pl
 import pytest
 from torch import Tensor
 
-from tests.laws.test_evaluating_first import Made, labels, numbers, pairs, trees, values
-from tests.training.helpers import trainer
+from pyg_dynbatch.lightning import Task
+from tests.molecules.molecules import molecule_data, property_task
+from tests.training.helpers import bare_trainer, task, tree_files
+
+Made = tuple[Task, Any]
+
+
+def values(folder: Path) -> Made:
+    data = molecule_data(folder)
+    return property_task(data), data
+
+
+def labels(folder: Path) -> Made:
+    data = molecule_data(folder, "binary")
+    return property_task(data), data
+
+
+def trees(folder: Path) -> Made:
+    data = tree_files(folder)
+    return task(data), data
 
 
 def first_rows(y: Tensor) -> Tensor:
@@ -31,37 +49,24 @@ def nothing(y: Tensor) -> None:
     return None
 
 
-@pytest.mark.parametrize("make", [values, trees, pairs])
-def test_predictions_have_no_gradients(
-    make: Callable[[Path, Path], Made], tmp_path: Path, samples: Path
-) -> None:
-    task, data = make(tmp_path, samples)
-    data.prepare_data()
-    data.setup("fit")
-    columns = task.model.predict(next(iter(data.train_dataloader())))
-    assert not any(column.requires_grad for column in columns.values())
+MAKES = [values, labels, trees]
 
 
-LONG = [pytest.param(f, marks=pytest.mark.long) for f in (first_rows, repeated, a_list, nothing)]
+@pytest.mark.parametrize("make", MAKES)
+def test_predictions_have_no_gradients(make: Callable[[Path], Made], tmp_path: Path) -> None:
+    task, data = make(tmp_path)
+    table = task.model.predict(next(iter(data.train_dataloader())))
+    assert table and not any(column.requires_grad for column in table.values())
 
 
-@pytest.mark.parametrize("make", [values, labels, trees, pairs, numbers])
-@pytest.mark.parametrize("spoil", [columns, *LONG])
+@pytest.mark.parametrize("make", MAKES)
+@pytest.mark.parametrize("spoil", [first_rows, columns, repeated, a_list, nothing])
 def test_targets_of_a_different_shape_are_refused(
-    make: Callable[[Path, Path], Made], spoil: Callable, tmp_path: Path, samples: Path
+    make: Callable[[Path], Made], spoil: Callable, tmp_path: Path
 ) -> None:
-    task, data = make(tmp_path, samples)
-    name = "target" if make is pairs else "y"
-
-    class Spoil(pl.Callback):
-        def on_train_batch_start(self, trainer, module, batch, batch_idx) -> None:
-            setattr(batch, name, spoil(batch[name]))
-
-    options = {"logger": False, "callbacks": [Spoil()], "enable_checkpointing": False}
-    with pytest.raises(ValueError, match=f"batch.{name} does not fit"):
-        trainer(tmp_path, 1, **options).fit(task, datamodule=data)
-    if spoil is first_rows:
-        batch = next(iter(data.train_dataloader()))
-        setattr(batch, name, spoil(batch[name]))
-        with pytest.raises(ValueError, match="the targets of the batch do not fit"):
-            task.predict_step(batch)
+    task, data = make(tmp_path)
+    task.trainer = bare_trainer(tmp_path)
+    batch = next(iter(data.train_dataloader()))
+    batch.y = spoil(batch.y)
+    with pytest.raises(ValueError, match=r"batch\.y"):
+        task.training_step(batch)
