@@ -45,7 +45,7 @@ class MoleculeDataModule(DataModule):
 
     kind: PropertyKind
     num_classes: int = 2
-    smiles_column: str | None = None
+    table: TableOptions = TableOptions()
 
     def __init__(
         self,
@@ -120,7 +120,7 @@ class MoleculeDataModule(DataModule):
             self.featurizer,
             self.pairs,
             self.self_pairs,
-            self.smiles_column,
+            self.table,
         )
 
     def setup(self, stage: str) -> None:
@@ -224,7 +224,7 @@ class MoleculeNetData(MoleculeDataModule):
         _, member = member_named(name)
         self.member = name
         self.kind = member.kind
-        self.smiles_column = member.smiles_column
+        self.table = TableOptions(smiles_column=member.smiles_column)
         self.root = root or f"data/{name.lower()}"
         self.raw_dir = raw_dir
         self.verify = verify
@@ -275,7 +275,6 @@ class MoleculeFileData(MoleculeDataModule):
         self.targets = targets
         self.num_classes = num_classes
         self.table = table
-        self.smiles_column = table.smiles_column
         self.root = root
         self.kind: PropertyKind = self._kind_of(targets, kind)
 

@@ -1,7 +1,7 @@
 """What a model of molecules knows about its data: featurizer, properties, pairs of atoms."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -10,7 +10,7 @@ from pyg_dynbatch.molecules.chemistry import MoleculeError
 from pyg_dynbatch.molecules.data import MoleculeCollater
 from pyg_dynbatch.molecules.featurizer import MoleculeFeaturizer
 from pyg_dynbatch.molecules.pair_table import PairTable
-from pyg_dynbatch.molecules.read import FORMATS, RawMolecule, TableOptions, read_molecules
+from pyg_dynbatch.molecules.read import TableOptions, read_molecules
 from pyg_dynbatch.predict import Record
 
 PropertyKind = Literal["regression", "binary", "multiclass"]
@@ -30,7 +30,7 @@ class MoleculeSchema:
         pairs: Pairs of atoms that the model sees: ``"all"``, ``"connected"`` (within a fragment),
             ``"bonds"``, or the largest number of bonds between two atoms, 1 to 7.
         self_pairs: Whether each atom is also paired with itself.
-        smiles_column: Column of the SMILES in the table of the training; None for ``smiles``.
+        table: How the table of the training is written, as others like it are.
 
     Raises:
         ValueError: If there is no property, two have the same name, or an option is unknown.
@@ -49,7 +49,7 @@ class MoleculeSchema:
     featurizer: MoleculeFeaturizer = field(default_factory=MoleculeFeaturizer)
     pairs: str | int = "all"
     self_pairs: bool = True
-    smiles_column: str | None = None
+    table: TableOptions = TableOptions()
 
     def __post_init__(self) -> None:
         """Check properties and pairs."""
@@ -70,9 +70,13 @@ class MoleculeSchema:
         """Return a schema, also from what :meth:`as_dict` has returned."""
         if isinstance(schema, MoleculeSchema):
             return schema
-        targets = tuple(schema["targets"])
-        featurizer = MoleculeFeaturizer.from_spec(schema["featurizer"])
-        return cls(**{**schema, "targets": targets, "featurizer": featurizer})
+        table = schema["table"]
+        built = {
+            "targets": tuple(schema["targets"]),
+            "featurizer": MoleculeFeaturizer.from_spec(schema["featurizer"]),
+            "table": TableOptions(**{**table, "missing": tuple(table["missing"])}),
+        }
+        return cls(**{**schema, **built})
 
     def as_dict(self) -> dict[str, Any]:
         """Return the schema as plain values."""
@@ -83,7 +87,7 @@ class MoleculeSchema:
             "featurizer": self.featurizer.spec(),
             "pairs": self.pairs,
             "self_pairs": self.self_pairs,
-            "smiles_column": self.smiles_column,
+            "table": {**asdict(self.table), "missing": list(self.table.missing)},
         }
 
     @property
@@ -102,11 +106,12 @@ class MoleculeSchema:
 
     def read(self, path: str | Path) -> Iterator[Record]:
         """Read a CSV, TSV, SMILES or SDF file; every record keeps its columns."""
-        suffix = Path(str(path).lower().removesuffix(".gz")).suffix
-        is_table = FORMATS.get(suffix) in ("csv", "tsv")
-        table = TableOptions(smiles_column=self.smiles_column if is_table else None)
-        for raw in read_molecules(path, table=table):
-            yield self._record(raw, dict(zip(*raw.source, strict=True)))
+        for raw in read_molecules(path, table=self.table):
+            texts = dict(zip(*raw.source, strict=True))
+            try:
+                yield Record(self.featurizer(raw.text()), texts)
+            except MoleculeError as error:
+                yield Record(None, texts, f"{raw.where}: {error.reason}")
 
     def record(self, molecule: Any) -> Record:
         """Read one molecule: a SMILES, or an ``rdkit.Chem.Mol``."""
@@ -115,9 +120,3 @@ class MoleculeSchema:
             return Record(self.featurizer(molecule), texts)
         except MoleculeError as error:
             return Record(None, texts, error.reason)
-
-    def _record(self, raw: RawMolecule, texts: Mapping[str, object]) -> Record:
-        try:
-            return Record(self.featurizer(raw.text()), texts)
-        except MoleculeError as error:
-            return Record(None, texts, f"{raw.where}: {error.reason}")
