@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch_geometric.data import Data
 
-from pyg_dynbatch.core.errors import mismatch
+from pyg_dynbatch.core.errors import checked_count, mismatch
 from pyg_dynbatch.files import atomic_file
 from pyg_dynbatch.model import Model, Table, differences, evaluating, joined_columns
 
@@ -56,7 +56,8 @@ def predict(
     Returns:
         The columns of the table by name: ``example``, those of the source, ``prediction``, and
         others that the model adds, such as ``probability``; with several models also ``deviation``,
-        the standard deviation of what they predict; and ``fault``, empty where there is none.
+        the standard deviation (of the population) of what they predict; and ``fault``, empty where
+        there is none. Numbers are float64, those of classes too.
 
     Raises:
         ValueError: If there is no model, or two have different schemas.
@@ -101,10 +102,11 @@ def predictions(
     """
     members = [models] if isinstance(models, Model) else list(models)
     _check_members(members)
-    records = iter(_records(members[0], source))
+    checked_count("predict: batch_size", batch_size)
+    entries = iter(_entries(members[0], source))
     collate = members[0].collater()
     first = 0
-    while batch := list(islice(records, batch_size)):
+    while batch := list(islice(entries, batch_size)):
         yield _predicted(members, batch, first, collate, nodes)
         first += len(batch)
 
@@ -119,7 +121,7 @@ def _check_members(members: Sequence[Model]) -> None:
             raise mismatch(ValueError, what, f"{own!s:.80}", f"{other!s:.80}")
 
 
-def _records(model: Model, source: Any) -> Iterable[Entry]:
+def _entries(model: Model, source: Any) -> Iterable[Entry]:
     if isinstance(source, str | Path):
         return model.schema.read(source)
     return (
@@ -129,40 +131,46 @@ def _records(model: Model, source: Any) -> Iterable[Entry]:
 
 
 def _predicted(
-    members: Sequence[Model], records: Sequence[Entry], first: int, collate: Any, nodes: bool
+    members: Sequence[Model], entries: Sequence[Entry], first: int, collate: Any, nodes: bool
 ) -> Table:
-    """Predict one batch of records; the rows of those without data are NaN."""
-    usable = [number for number, record in enumerate(records) if record.data is not None]
+    """Predict one batch of entries; the rows of those without data are NaN."""
+    usable = [number for number, entry in enumerate(entries) if entry.data is not None]
+    unusable = [number for number, entry in enumerate(entries) if entry.data is None]
     columns: Table = {}
     if usable:
-        batch = collate([records[number].data for number in usable])
-        columns = _computed(members, batch)
-    rows = columns.pop("example", np.arange(len(usable)))
-    is_root = columns.pop("is_root", np.ones(len(rows), dtype=bool))
+        columns = _computed(members, collate([entries[number].data for number in usable]))
+    usable_of_row = columns.pop("example", np.arange(len(usable)))
+    is_root = columns.pop("is_root", np.ones(len(usable_of_row), dtype=bool))
     if not nodes:
         columns.pop("node", None)
-        columns = {name: value[is_root] for name, value in columns.items()}
-        rows = rows[is_root]
-    places = np.array(usable, dtype=np.int64)[rows]
-    # Rows without data follow those with it; the sort is stable, so nodes keep their order.
-    unusable = [number for number, record in enumerate(records) if record.data is None]
-    places = np.concatenate([places, np.array(unusable, dtype=np.int64)])
-    order = np.argsort(places, kind="stable")
-    table: Table = {"example": first + places[order]}
-    for name in dict.fromkeys(name for record in records for name in record.texts):
-        texts = np.array([record.texts.get(name, "") for record in records], dtype=object)
-        table[name] = texts[places[order]]
-    for name, value in columns.items():
-        table[name] = _with_missing(value, len(unusable))[order]
-    faults = np.array([record.fault for record in records], dtype=object)
-    table["fault"] = faults[places[order]]
+        columns = {name: column[is_root] for name, column in columns.items()}
+        usable_of_row = usable_of_row[is_root]
+
+    # Rows of entries that cannot be used are appended here, and sorted back to their places.
+    entry_of_row = np.array(usable, dtype=np.int64)[usable_of_row]
+    entry_of_row = np.concatenate([entry_of_row, np.array(unusable, dtype=np.int64)])
+    order = np.argsort(entry_of_row, kind="stable")  # nodes keep their order
+    entry_of_row = entry_of_row[order]
+
+    table: Table = {"example": first + entry_of_row}
+    for name in dict.fromkeys(name for entry in entries for name in entry.texts):
+        texts = np.array([entry.texts.get(name, "") for entry in entries], dtype=object)
+        # A column of the source keeps its values beside a prediction of the same name.
+        is_taken = name in ("example", "fault") or name in columns
+        table[f"input_{name}" if is_taken else name] = texts[entry_of_row]
+    for name, column in columns.items():
+        # Floating-point, also where a class is predicted: NaN is none.
+        missing = np.full((len(unusable), *column.shape[1:]), np.nan)
+        table[name] = np.concatenate([column.astype(np.float64), missing])[order]
+    faults = np.array([entry.fault for entry in entries], dtype=object)
+    table["fault"] = faults[entry_of_row]
     return table
 
 
 def _computed(members: Sequence[Model], batch: Any) -> Table:
     with evaluating(*members):
         outputs = [_values(member, batch) for member in members]
-        values = torch.stack(outputs)
+        values = torch.stack(outputs)  # in units of the data, or probabilities
         deviation = values.std(0, correction=0) if len(members) > 1 else None
         columns = members[0].columns(values.mean(0), batch, deviation)
     return {name: value.cpu().numpy() for name, value in columns.items()}
@@ -170,19 +178,8 @@ def _computed(members: Sequence[Model], batch: Any) -> Table:
 
 def _values(member: Model, batch: Any) -> torch.Tensor:
     device = next((weight.device for weight in member.parameters()), torch.device("cpu"))
-    return member.values(member(batch.clone().to(device))).cpu()
-
-
-def _with_missing(values: np.ndarray, count: int) -> np.ndarray:
-    """Append rows of NaN."""
-    if not count:
-        return values
-    return np.concatenate([values.astype(np.float64), np.full((count, *values.shape[1:]), np.nan)])
-
-
-def _blank(like: np.ndarray, rows: int) -> np.ndarray:
-    fill = "" if like.dtype == object else np.nan
-    return np.full((rows, *like.shape[1:]), fill, object if fill == "" else np.float64)
+    batch = batch.clone().to(device)  # a copy, as PyG moves a batch in place
+    return member.values(member(batch)).cpu()
 
 
 # Tables -------------------------------------------------------------------------------------------
@@ -200,38 +197,48 @@ def write_table(path: str | Path, parts: Iterable[Table]) -> int:
     names: list[str] = []
     with opened as file:
         writer = csv.writer(file)
-        for part in map(_flat, _after_the_first_prediction(parts)):
+        for part in map(_flat, _held_until_columns_are_known(parts)):
             if not names:
-                names = [*(name for name in part if name != "fault"), "fault"]
+                names = list(part)
                 writer.writerow(names)
-            length = len(part["example"])
-            columns = [map(_cell, part.get(name, [""] * length)) for name in names]
+            unknown = [name for name in part if name not in names]
+            if unknown:
+                what = "predict: a later part of the source has other columns"
+                raise mismatch(ValueError, what, ", ".join(names), ", ".join(unknown))
+            blank = [""] * len(part["example"])
+            columns = [map(_cell, part.get(name, blank)) for name in names]
             writer.writerows(zip(*columns, strict=True))
-            rows += length
+            rows += len(blank)
     return rows
 
 
-def _after_the_first_prediction(parts: Iterable[Table]) -> Iterator[Table]:
-    """Wait for a part with predictions: records that cannot be used do not know the columns."""
-    waiting: list[Table] = []
+def _held_until_columns_are_known(parts: Iterable[Table]) -> Iterator[Table]:
+    """Hold all parts back until one has a prediction, which knows the columns of all."""
+    held: list[Table] = []
     rest = iter(parts)
     for part in rest:
-        waiting.append(part)
-        if not all(part.get("fault", [""])):
+        held.append(part)
+        if not all(part["fault"]):
             break
-    yield from _with_all_columns(waiting)
+    yield from _with_all_columns(held)
     yield from rest
 
 
 def _with_all_columns(parts: Sequence[Table]) -> list[Table]:
-    """Give all tables the columns that any of them has."""
-    widest = {name: column for part in parts for name, column in part.items()}
-    complete = []
-    for part in parts:
-        rows = len(part["example"])
-        absent = {name: _blank(each, rows) for name, each in widest.items() if name not in part}
-        complete.append({**part, **absent})
-    return complete
+    """Give all tables the columns that any of them has, in one order with ``fault`` at the end."""
+    columns = {name: column for part in parts for name, column in part.items()}
+    names = [*(name for name in columns if name != "fault"), *(["fault"] if parts else [])]
+    return [
+        {name: part.get(name, _blank(columns[name], len(part["example"]))) for name in names}
+        for part in parts
+    ]
+
+
+def _blank(like: np.ndarray, rows: int) -> np.ndarray:
+    """Return a column of empty texts or NaN."""
+    if like.dtype == object:
+        return np.full(rows, "", dtype=object)
+    return np.full((rows, *like.shape[1:]), np.nan)
 
 
 def _flat(table: Table) -> Table:

@@ -11,7 +11,7 @@ from pyg_dynbatch.molecules.data import MoleculeCollater
 from pyg_dynbatch.molecules.featurizer import MoleculeFeaturizer
 from pyg_dynbatch.molecules.pair_table import PairTable
 from pyg_dynbatch.molecules.read import TableOptions, read_molecules
-from pyg_dynbatch.predict import Record
+from pyg_dynbatch.predict import Entry
 
 PropertyKind = Literal["regression", "binary", "multiclass"]
 
@@ -39,7 +39,7 @@ class MoleculeSchema:
         >>> schema = MoleculeSchema(("logS",), pairs="bonds")
         >>> MoleculeSchema.of(schema.as_dict()).num_outputs
         1
-        >>> schema.record("CO").data.num_nodes
+        >>> schema.entry("CO").data.num_nodes
         2
     """
 
@@ -104,19 +104,25 @@ class MoleculeSchema:
         """Return what merges molecules to a batch."""
         return MoleculeCollater(self.pair_table, self.pairs, self.self_pairs)
 
-    def read(self, path: str | Path) -> Iterator[Record]:
-        """Read a CSV, TSV, SMILES or SDF file; every record keeps its columns."""
-        for raw in read_molecules(path, table=self.table):
-            texts = dict(zip(*raw.source, strict=True))
-            try:
-                yield Record(self.featurizer(raw.text()), texts)
-            except MoleculeError as error:
-                yield Record(None, texts, f"{raw.where}: {error.reason}")
+    def read(self, path: str | Path) -> Iterator[Entry]:
+        """Read a CSV, TSV, SMILES or SDF file; every record keeps its columns.
 
-    def record(self, molecule: Any) -> Record:
+        The file is read twice, since only some records of an SDF file have a certain field.
+        """
+        names = dict.fromkeys(
+            name for raw in read_molecules(path, table=self.table) for name in raw.source[0]
+        )
+        for raw in read_molecules(path, table=self.table):
+            texts = {**dict.fromkeys(names, ""), **dict(zip(*raw.source, strict=True))}
+            try:
+                yield Entry(self.featurizer(raw.text()), texts)
+            except MoleculeError as error:
+                yield Entry(None, texts, f"{raw.where}: {error.reason}")
+
+    def entry(self, molecule: Any) -> Entry:
         """Read one molecule: a SMILES, or an ``rdkit.Chem.Mol``."""
         texts = {"smiles": molecule} if isinstance(molecule, str) else {}
         try:
-            return Record(self.featurizer(molecule), texts)
+            return Entry(self.featurizer(molecule), texts)
         except MoleculeError as error:
-            return Record(None, texts, error.reason)
+            return Entry(None, texts, error.reason)
