@@ -41,7 +41,7 @@ class Columns(Sequence[Data]):
 
     A data set returns the examples of a batch in this form, so that no object is built for each of
     them; to everything else it is a list of ``Data``. In a column every example counts its nodes
-    from 0. As in PyG, fields with ``index`` in their name hold numbers of nodes and are joined
+    from 0. As in PyG, fields with ``index`` in their name hold indices of nodes and are joined
     along their last axis, all others along their first.
 
     Args:
@@ -316,7 +316,7 @@ def axis_of(key: str) -> int:
 
 
 def is_shifted(key: str) -> bool:
-    """Return whether a field holds numbers of nodes, by its name, as in PyG."""
+    """Return whether a field holds indices of nodes, by its name, as in PyG."""
     return "index" in key or key == "face"
 
 

@@ -172,13 +172,13 @@ def test_a_run_that_was_killed_goes_on_after_its_last_part(tmp_path: Path, monke
     path = molecule_csv(tmp_path)
     expected = MoleculeFile(path, target_columns=["first"])
     assert len(expected) == len(SMILES) == 32
-    monkeypatch.setattr(datasets, "PART", 4)
+    monkeypatch.setattr(datasets, "RECORDS_PER_PART", 4)
     monkeypatch.setattr(datasets, "featurized", Failing(10, KeyboardInterrupt()))
     with pytest.raises(KeyboardInterrupt):
         MoleculeFile(path, tmp_path, target_columns=["first"])
-    assert [name.rpartition(".")[2] for name in processed_files(tmp_path)] == ["part0", "part1"]
+    assert [name.rpartition(".")[2] for name in processed_files(tmp_path)] == ["part0of4", "part1of4"]
     monkeypatch.undo()
-    monkeypatch.setattr(datasets, "PART", 4)
+    monkeypatch.setattr(datasets, "RECORDS_PER_PART", 4)
     remaining = Failing(24, AssertionError("two parts are there already"))
     monkeypatch.setattr(datasets, "featurized", remaining)
     found = MoleculeFile(path, tmp_path, target_columns=["first"])
@@ -190,7 +190,7 @@ def test_a_run_that_was_killed_goes_on_after_its_last_part(tmp_path: Path, monke
 def test_processes_do_what_one_does(tmp_path: Path, mixed: Path, monkeypatch) -> None:
     options: dict[str, Any] = {"target_columns": ["melts"], "bad": "skip", "featurizer": DESCRIBED}
     one = MoleculeFile(mixed, **options)
-    monkeypatch.setattr(datasets, "PART", 5)
+    monkeypatch.setattr(datasets, "RECORDS_PER_PART", 5)
     several = MoleculeFile(mixed, tmp_path, num_workers=2, **options)
     assert_same_sets(several, one)
 

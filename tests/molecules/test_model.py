@@ -287,7 +287,7 @@ def test_a_checkpoint_predicts_what_the_task_did(tmp_path: Path, kind, described
         assert_equal_weights(model.state_dict(), task.model.state_dict())
         table = predict(model, molecules)
         texts = predict(model, molecules.smiles, batch_size=3)
-        for name, column in task.tested.items():
+        for name, column in task.test_table.items():
             np.testing.assert_array_equal(table[name], column)
             if not name.startswith("target"):
                 np.testing.assert_allclose(texts[name], column, rtol=1e-4, atol=1e-5)

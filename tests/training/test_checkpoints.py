@@ -49,7 +49,7 @@ assert not any(name.partition(".")[0] == "lightning" for name in sys.modules)
 """
     subprocess.run([sys.executable, "-c", code], check=True)
     expected = predict(fitted.task.model, fitted.data.dataset("test"))
-    with np.load(tmp_path / "table.npz") as table:
+    with np.load(tmp_path / "table.npz", allow_pickle=True) as table:
         assert set(table) == set(expected)
         for name, column in expected.items():
             np.testing.assert_array_equal(table[name], column)

@@ -121,8 +121,10 @@ class KeepTested(pl.Callback):
         self.folder = folder
 
     def on_test_end(self, trainer: pl.Trainer, module: Any) -> None:
-        columns = [torch.from_numpy(module.tested[name]).double() for name in ("node", "target")]
-        chance = torch.from_numpy(module.tested["probability"]).round(decimals=6)
+        columns = [
+            torch.from_numpy(module.test_table[name]).double() for name in ("node", "target")
+        ]
+        chance = torch.from_numpy(module.test_table["probability"]).round(decimals=6)
         if trainer.is_global_zero:
             torch.save(torch.column_stack([*columns, chance]), self.folder / "tested.pt")
 

@@ -109,7 +109,7 @@ def test_logged_are_loss_and_metrics_of_the_whole_split(fitted: Fitted, tmp_path
         run = bare_trainer(tmp_path)
         (logged,) = run.test(fitted.task, datamodule=data, verbose=False)
         assert logged == pytest.approx(expected, abs=1e-6)
-        assert len(fitted.task.tested["prediction"]) == sum(data.dataset("test").sizes)
+        assert len(fitted.task.test_table["prediction"]) == sum(data.dataset("test").sizes)
 
 
 def test_a_run_learns_and_logs_its_mean_loss(tmp_path: Path) -> None:

@@ -124,8 +124,8 @@ class CLI(LightningCLI):
         if self.subcommand == "fit" and metrics.is_file():
             names = list(dict.fromkeys(["loss", model.monitor]))
             plots.draw_learning_curve(metrics, folder / "learning_curve.png", names)
-        if self.model.tested:
-            model.draw(folder, self.model.tested, self.datamodule.dataset("test"))
+        if self.model.test_table:
+            model.draw(folder, self.model.test_table, self.datamodule.dataset("test"))
         best = getattr(self.trainer.checkpoint_callback, "best_model_path", "")
         print(f"run: {folder}, checkpoint: {self.trainer.ckpt_path or best}")
 

@@ -22,20 +22,23 @@ Stage = Literal["train", "val", "test"]
 class Task(pl.LightningModule):
     """Train a :class:`~pyg_dynbatch.models.Model`.
 
-    Logs ``train/loss``, ``val/loss`` and ``test/loss``, the mean over all terms of an epoch and all
-    ranks, and for validation and test the metrics of the model. They are computed once per epoch
-    from the predictions of all batches and ranks.
+    A model returns the sum of the losses of a batch and the number of its terms (labelled nodes,
+    known targets). Logged are ``train/loss``, ``val/loss`` and ``test/loss``, the mean over all
+    terms of an epoch and all ranks, and for validation and test the metrics of the model. They are
+    computed once per epoch from the predictions of all batches and ranks.
 
-    Before training, the model takes over what the training set of the data module decides
-    (:meth:`~pyg_dynbatch.models.Model.start_from`), unless it has been trained before.
+    Before training, the model takes over what the training set of the data module decides, such as
+    the scales of targets (:meth:`~pyg_dynbatch.models.Model.start_from`). That happens once: the
+    weights hold whether it has.
 
     Args:
         model: What is trained.
         optimizer: Makes the optimizer from the parameter groups of the model; None for torch's
             ``Adam``.
         rate: ``"constant"``; ``"cosine"``, which falls to 0 along half a cosine; or
-            ``"one_cycle"``, which rises from a twenty-fifth in the first 30 % of the steps and then
-            falls to 0 (Smith, Topin 2018, arXiv:1708.07120, as in torch's ``OneCycleLR``).
+            ``"one_cycle"``, which rises from a twenty-fifth of the rate in the first 30 % of the
+            steps and then falls to nearly 0 (torch's ``OneCycleLR``; Smith, Topin 2018,
+            arXiv:1708.07120).
 
     Example:
         >>> from pyg_dynbatch.models import TreeClassifier, TreeSchema
@@ -51,10 +54,10 @@ class Task(pl.LightningModule):
         super().__init__()
         checked_choice("Task: rate", rate, ("constant", "cosine", "one_cycle"))
         self.model = model
-        # Not a default argument: the command line would keep its eps for another class.
+        # Not the default argument: jsonargparse would keep Adam's eps for another class.
         self.optimizer = optimizer or torch.optim.Adam
         self.rate: Rate = rate
-        self.tested: Table = {}
+        self.test_table: Table = {}
         """The table of predictions of the last test, of all ranks."""
         self._losses: dict[str, list[Loss]] = {"train": [], "val": [], "test": []}
         self._columns: list[dict[str, Tensor]] = []
@@ -63,7 +66,8 @@ class Task(pl.LightningModule):
     def setup(self, stage: str) -> None:
         """Let the model start from the training set; a checkpoint is restored after this."""
         if isinstance(self.trainer.precision_plugin, DoublePrecision):
-            self.double()  # Lightning does so after it has restored the weights
+            # Lightning does so only after it has restored the weights, which are then rounded.
+            self.double()
         data: Any = getattr(self.trainer, "datamodule", None)
         if stage == "fit" and hasattr(data, "dataset") and not self.model.is_started:
             self.model.start_from(data.dataset("train"))
@@ -76,7 +80,7 @@ class Task(pl.LightningModule):
     # Steps.
 
     def training_step(self, batch: Any, batch_idx: int = 0) -> Float[Tensor, ""]:
-        """Return the loss of a batch, without a device sync."""
+        """Return what is differentiated for a batch, see below, without a device sync."""
         loss, terms = self.model.loss(self.model(batch), batch)
         self._losses["train"].append((loss.detach(), terms))
         return self._scaled(loss, terms, batch)
@@ -119,8 +123,8 @@ class Task(pl.LightningModule):
 
     def on_test_epoch_end(self) -> None:
         """Log the mean loss and the metrics of the model."""
-        self.tested = self._table()
-        self._log("test", {**self._mean_loss("test"), **self.model.metrics(self.tested)})
+        self.test_table = self._table()
+        self._log("test", {**self._mean_loss("test"), **self.model.metrics(self.test_table)})
 
     def _mean_loss(self, stage: Stage) -> dict[str, float]:
         own = [(float(loss), int(terms)) for loss, terms in self._losses[stage]]
@@ -148,7 +152,7 @@ class Task(pl.LightningModule):
     def _log(self, stage: Stage, metrics: dict[str, float]) -> None:
         for name, value in metrics.items():
             shown = stage != "train" and name in ("loss", self.model.monitor)
-            # The value is the same on all ranks.
+            # All ranks have computed the same value; without sync_dist, Lightning would warn.
             self.log(f"{stage}/{name}", value, prog_bar=shown, sync_dist=True)
 
     # Optimizer.
@@ -172,13 +176,19 @@ class Task(pl.LightningModule):
             "lr_scheduler": {"scheduler": scheduler, "interval": "step"},
         }
 
+    # Gradients: whatever the number of ranks and of accumulated batches, those of the sum of all
+    # losses, divided as the model says. Lightning divides by the number of accumulated batches, and
+    # DDP by the number of ranks, so both are multiplied before.
+    #
+    # reduction     divided by                          where
+    # sum           nothing
+    # mean          the terms of all ranks              at once; accumulated: before the step
+    # per_example   the examples of all ranks           at once; accumulated: before the step
+
     def _scaled(
         self, loss: Float[Tensor, ""], terms: Int[Tensor, ""], batch: Any
     ) -> Float[Tensor, ""]:
-        """Divide a summed loss as the model says, whatever the ranks and accumulated batches.
-
-        Lightning divides by the number of accumulated batches, and DDP by the number of ranks.
-        """
+        """Return the summed loss of a batch, scaled for the gradients above."""
         ranks = self.trainer.world_size
         batches = self.trainer.accumulate_grad_batches
         if self.model.reduction == "sum":
@@ -187,7 +197,6 @@ class Task(pl.LightningModule):
             # Filled on the device: copying a number from the host would wait for it.
             terms = torch.full_like(terms, batch.num_graphs)
         if batches > 1:
-            # How many terms there are is known when all batches are: see below.
             self._terms = terms if self._terms is None else self._terms + terms
             return loss * (ranks * batches)
         divisor = terms.to(loss.dtype)
@@ -196,7 +205,7 @@ class Task(pl.LightningModule):
         return loss * ranks / divisor.clamp(min=1)
 
     def on_before_optimizer_step(self, optimizer: Optimizer) -> None:
-        """Divide accumulated gradients by the number of their terms, on all ranks."""
+        """Divide accumulated gradients, now that the number of their terms is known."""
         if self._terms is None:
             return
         terms = self._terms.float()

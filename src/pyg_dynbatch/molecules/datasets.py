@@ -7,7 +7,7 @@ from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import ExitStack
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import islice
@@ -41,8 +41,8 @@ from pyg_dynbatch.molecules.schema import MoleculeSchema, PropertyKind
 # Raise it when the meaning of a field changes: processed files are then made again.
 _FORMAT = "molecules.5"
 
-PART = 10_000
-"""Molecules that are written together, so that a killed run goes on after them."""
+RECORDS_PER_PART = 10_000
+"""Records that are written together, so that a killed run goes on after them."""
 
 _CHUNK = 64  # records that a process gets at a time
 
@@ -50,8 +50,8 @@ _CHUNK = 64  # records that a process gets at a time
 class MoleculeDataset(ColumnsDataset):
     """Base of data sets of molecules: subclasses name their records.
 
-    Processing writes parts of 10,000 molecules, and joins them at the end: a run that was killed
-    goes on after the last part.
+    Processing writes parts of 10,000 records, and joins them at the end: a run that was killed goes
+    on after the last part.
 
     Args:
         root: Folder for ``raw/`` and ``processed/``; None keeps the molecules in memory.
@@ -60,8 +60,8 @@ class MoleculeDataset(ColumnsDataset):
         targets: Names of the properties of a record.
         kind_of_targets: ``"regression"``, ``"binary"`` or ``"multiclass"``.
         featurizer: Describes a molecule; None for ``MoleculeFeaturizer()``.
-        bad: What to do with records that are not molecules: ``"raise"`` an error at the first one,
-            or ``"skip"`` and list them in ``errors``.
+        bad: What to do with records whose text is not a molecule: ``"raise"`` an error at the first
+            one, or ``"skip"`` and list them in ``errors``. A faulty label is always an error.
         num_workers: Processes that featurize; scripts need ``if __name__ == "__main__":``.
         **options: ``transform``, ``pre_transform`` and ``force_reload`` of PyG's data sets.
 
@@ -105,46 +105,55 @@ class MoleculeDataset(ColumnsDataset):
 
     def build(self) -> dict[str, Columns]:
         """Featurize all records in memory."""
-        parts = [self._featurized(records, run) for run, records in self._parts()]
+        with self._processes() as map_records:
+            parts = [self._featurized(records, map_records) for records in self._parts()]
         return {self.name: self._joined(parts)}
 
     def process(self) -> None:
         """Featurize all records part by part, and join the parts."""
         folder = Path(self.processed_dir)
+        # With the hash of all that the content depends on, so that other options have other parts.
         name = self.processed_file_names
+        if self.force_reload:
+            for file in folder.glob(f"{name}.part*"):
+                file.unlink()
         files: list[Path] = []
-        for run, records in self._parts():
-            file = folder / f"{name}.part{len(files)}"
-            if not file.is_file():
-                self._featurized(records, run).save(file)
-            files.append(file)
+        with self._processes() as map_records:
+            for records in self._parts():
+                file = folder / f"{name}.part{len(files)}of{RECORDS_PER_PART}"
+                if not file.is_file():
+                    self._featurized(records, map_records).save(file)
+                files.append(file)
         parts = [Columns.load(file, MoleculeData) for file in files]
         self._joined(parts).save(folder / name)
         for file in files:
             file.unlink(missing_ok=True)
 
-    def _parts(self) -> Iterator[tuple[Any, list[RawMolecule]]]:
-        """Yield what maps a function over records, and the records of each part."""
+    @contextmanager
+    def _processes(self) -> Iterator[Any]:
+        """Yield what calls a function with many records: ``map``, or that of several processes."""
+        if not self._num_workers:
+            yield map
+            return
+        # Not forked: a process copied from one that runs threads may hang.
+        with ProcessPoolExecutor(self._num_workers, get_context("spawn")) as pool:
+            yield partial(pool.map, chunksize=_CHUNK)
+
+    def _parts(self) -> Iterator[list[RawMolecule]]:
+        """Yield all records in lists."""
         progress = tqdm(self.records(), desc=self.name, unit=" molecules", disable=None)
         records = iter(progress)  # one iterator for all parts: closing it ends the reading
-        with ExitStack() as stack:
-            run: Any = map
-            if self._num_workers:
-                # Not forked: a process copied from one that runs threads may hang.
-                pool = ProcessPoolExecutor(self._num_workers, get_context("spawn"))
-                stack.enter_context(pool)
-                run = partial(pool.map, chunksize=_CHUNK)
-            while part := list(islice(records, PART)):
-                yield run, part
+        while part := list(islice(records, RECORDS_PER_PART)):
+            yield part
 
-    def _featurized(self, records: Sequence[RawMolecule], run: Any) -> Columns:
-        # Without the other columns of the file, of which there may be hundreds.
+    def _featurized(self, records: Sequence[RawMolecule], map_records: Any) -> Columns:
+        # Without the other columns of the file, which would be sent to the processes.
         sent = [replace(record, extra={}, source=((), ())) for record in records]
         try:
-            results = list(run(partial(featurized, self.featurizer), sent))
+            results = list(map_records(partial(featurized, self.featurizer), sent))
         except BrokenProcessPool as error:
             what = f"{type(self).__name__}: a process that featurized has died"
-            hint = "start again: finished parts are kept; fewer num_workers need less memory"
+            hint = "start again, which with a root goes on after the parts that are finished"
             raise mismatch(RuntimeError, what, got=error, hint=hint) from error
         molecules = [each for each in results if isinstance(each, MoleculeArrays)]
         bad = [each for each in results if isinstance(each, BadMolecule)]
@@ -185,7 +194,7 @@ class MoleculeDataset(ColumnsDataset):
     def _joined(self, parts: Sequence[Columns]) -> Columns:
         columns = Columns.joined(parts) if parts else self._columns([])
         columns.facts = {"errors": [each for part in parts for each in part.facts["errors"]]}
-        if self.pre_transform is not None:
+        if self.pre_transform is not None and len(columns):
             changed = Columns.of([self.pre_transform(example) for example in columns])
             if changed is None:
                 what = f"{type(self).__name__}: the pre_transform gives molecules unequal fields"
@@ -220,7 +229,8 @@ class MoleculeDataset(ColumnsDataset):
         return self._chosen(self._array("descriptor", len(self.featurizer.descriptor_names)))
 
     def _array(self, name: str, width: int) -> np.ndarray:
-        column: Any = self.columns.fields.get(name, torch.empty(len(self.columns), width))
+        unknown = torch.full((len(self.columns), width), torch.nan)
+        column: Any = self.columns.fields.get(name, unknown)
         return column.numpy()
 
     def _chosen(self, values: np.ndarray) -> np.ndarray:
