@@ -22,6 +22,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             warnings.filterwarnings("ignore", message="`isinstance\\(treespec, LeafSpec\\)`")
             warnings.filterwarnings("ignore", message=".*does not have many workers")
             warnings.filterwarnings("ignore", message=".*smaller than the logging interval")
+            warnings.filterwarnings("ignore", message="Sparse invariant checks are implicitly")
             return _run(words)
     except SystemExit as end:  # after --help
         return int(end.code or 0)
