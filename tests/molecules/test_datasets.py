@@ -161,11 +161,11 @@ class Failing:
         self.error = error
         self.work = datasets.featurized
 
-    def __call__(self, featurizer: MoleculeFeaturizer, record: Any) -> Any:
-        if not self.remaining:
+    def __call__(self, featurizer: MoleculeFeaturizer, records: Any) -> Any:
+        if self.remaining < len(records):
             raise self.error
-        self.remaining -= 1
-        return self.work(featurizer, record)
+        self.remaining -= len(records)
+        return self.work(featurizer, records)
 
 
 def test_a_run_that_was_killed_goes_on_after_its_last_part(tmp_path: Path, monkeypatch) -> None:
