@@ -115,7 +115,9 @@ def test_a_table_gives_all_digits_back(
     with np.errstate(over="ignore"):
         column = np.array(values, np.float32 if single else np.float64)
     path = tmp_path_factory.getbasetemp() / "table.csv"
+    faults = np.full(len(column), "", object)
     table = {"example": np.arange(len(column)), "one": column, "two": column[:, None]}
+    table["fault"] = faults
     assert write_table(path, [table]) == len(column)
     rows = rows_of(path)
     for name in ("one", "two_0"):

@@ -155,11 +155,3 @@ def test_every_key_is_made_once_and_may_be_written_on() -> None:
     assert made == list(range(300)) and len(table) == 300
     again = pickle.loads(pickle.dumps(table))
     assert len(again) == 0 and again.width == 2
-
-
-def test_does_not_grow_without_end(monkeypatch) -> None:
-    monkeypatch.setattr(features, "_MAX_ROWS", 10)
-    table = RowTable(1)
-    for key in range(100):
-        assert table.rows([key], lambda key: [key]).tolist() == [[key]]
-    assert len(table) <= 11

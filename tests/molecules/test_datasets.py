@@ -176,7 +176,8 @@ def test_a_run_that_was_killed_goes_on_after_its_last_part(tmp_path: Path, monke
     monkeypatch.setattr(datasets, "featurized", Failing(10, KeyboardInterrupt()))
     with pytest.raises(KeyboardInterrupt):
         MoleculeFile(path, tmp_path, target_columns=["first"])
-    assert [name.rpartition(".")[2] for name in processed_files(tmp_path)] == ["part0of4", "part1of4"]
+    parts = [name.rpartition(".")[2] for name in processed_files(tmp_path)]
+    assert parts == ["part0of4", "part1of4"]
     monkeypatch.undo()
     monkeypatch.setattr(datasets, "RECORDS_PER_PART", 4)
     remaining = Failing(24, AssertionError("two parts are there already"))

@@ -372,9 +372,6 @@ def hydrogen_bonding_atoms(mol: Mol, family: str) -> list[int]:
     return sorted({atom for matches in found for match in matches for atom in match})
 
 
-_MAX_ROWS = 65_536
-
-
 class RowTable:
     """Caches the rows of features of the atoms seen so far, by key.
 
@@ -399,9 +396,6 @@ class RowTable:
         return self._rows.take(np.array(numbers, dtype=np.intp), axis=0)
 
     def _add(self, keys: Sequence[Hashable], make: Callable[..., Sequence[float]]) -> None:
-        if len(self._row_of) > _MAX_ROWS:
-            # Only artificial molecules have so many different atoms; limit the memory.
-            self._row_of.clear()
         for key in keys:
             if key in self._row_of:
                 continue
