@@ -8,6 +8,7 @@ import sys
 import textwrap
 import warnings
 from collections.abc import Sequence
+from importlib import import_module
 from pydoc import locate
 from typing import Any
 
@@ -29,7 +30,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except Exception as error:
         if os.environ.get("PYG_DYNBATCH_TRACEBACK") or not is_complaint(error):
             raise
-        print(f"pyg-dynbatch: error: {short(str(error))}", file=sys.stderr)
+        said = "\n".join([str(error), *getattr(error, "__notes__", [])])
+        print(f"pyg-dynbatch: error: {short(said)}", file=sys.stderr)
         return 2
 
 
@@ -70,11 +72,22 @@ def predict(words: Sequence[str]) -> None:
     add("--nodes", action="store_true", help="one row per node of trees, not one per tree")
     add("--device", default="cpu", help="cpu (default), cuda, ...")
     add("--batch-size", type=int, default=100, metavar="N", help="examples in a batch (100)")
+    text = "modules with your own features, which a checkpoint never imports by itself"
+    add("--import", nargs="+", default=[], metavar="MODULE", dest="modules", help=text)
     options = parser.parse_args(words)
+    from pyg_dynbatch.core.errors import mismatch
     from pyg_dynbatch.models import Model, load, predictions
     from pyg_dynbatch.predict import write_table
 
-    models: list[Model] = [load(path).to(options.device) for path in options.checkpoint]
+    for module in options.modules:
+        import_module(module)
+    models: list[Model] = [load(path) for path in options.checkpoint]
+    try:
+        models = [model.to(options.device) for model in models]
+    except (RuntimeError, AssertionError) as error:
+        what = "predict: the device cannot be used"
+        got = f"{options.device}: {str(error).partition(chr(10))[0]}"
+        raise mismatch(ValueError, what, "cpu, or a device of this machine", got) from error
     parts = predictions(models, options.input, batch_size=options.batch_size, nodes=options.nodes)
     rows = write_table(options.output, parts)
     print(f"predicted {rows:,} rows", file=sys.stderr)
@@ -94,7 +107,8 @@ def is_complaint(error: Exception) -> bool:
 # What jsonargparse says about types, which does not help a user.
 _TYPES = re.compile(
     r"Does not validate against any|Subtypes:|Errors:|- Expected a <class 'NoneType'>|"
-    r"Given value type:|Given value: NestedArg|Type collections.abc.Callable|^$"
+    r"Given value type:|Given value: (?:NestedArg|Namespace|\w+Schema)|"
+    r"Type collections.abc.Callable|^$"
 )
 _CLASS = re.compile(r"Problem with given class_path '([\w.]+)'")
 
@@ -103,7 +117,9 @@ def short(message: str) -> str:
     """Shorten a message to at most five lines that name the option, its value, what is allowed."""
     lines = [line.strip() for line in message.splitlines()]
     lines = [line.removeprefix("- ") for line in lines if not _TYPES.search(line)]
-    text = "\n  ".join(lines[:4])
+    if len(lines) > 4:  # what and where first, the cause last
+        lines = [lines[0], *lines[-3:]]
+    text = "\n  ".join(f"{line:.300}" for line in lines)
     for pattern, plain in _PLAIN.items():
         text = re.sub(pattern, plain, text)
     named = _CLASS.search(message)

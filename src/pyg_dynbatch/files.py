@@ -5,6 +5,7 @@ import hashlib
 import io
 import os
 import pickle
+import struct
 import urllib.request
 import uuid
 import zlib
@@ -20,8 +21,16 @@ from tqdm import tqdm
 from pyg_dynbatch.core.errors import mismatch
 
 UNREADABLE = (
-    EOFError, KeyError, OSError, RuntimeError, TypeError, ValueError, pickle.UnpicklingError
-)  # fmt: skip
+    EOFError,
+    IndexError,
+    KeyError,
+    OSError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+    pickle.UnpicklingError,
+    struct.error,
+)
 """What ``torch.load`` and a look into its result raise for a damaged or foreign file."""
 
 

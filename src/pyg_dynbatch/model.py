@@ -177,7 +177,8 @@ def open_checkpoint(path: str | Path) -> dict[str, Any]:
         contents = torch.load(path, map_location="cpu", weights_only=True)
         header = contents[HEADER]
     except UNREADABLE as error:
-        got = f"{type(error).__name__}: {error}".partition("\n")[0]
+        # Not the text of torch, which advises to run the code of the file.
+        got = f"{Path(path).stat().st_size:,} bytes, {type(error).__name__}"
         raise mismatch(ValueError, what, expected, got, where=path) from error
     return {**header, "weights": _weights_of(contents["state_dict"])}
 

@@ -1,6 +1,7 @@
 """Predict a file, texts or a data set with one model or the mean of several."""
 
 import csv
+import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
@@ -116,18 +117,40 @@ def _check_members(members: Sequence[Model]) -> None:
         raise mismatch(ValueError, "predict: there is no model", "at least one", 0)
     ours = members[0].schema.as_dict()
     for member in members[1:]:
+        if type(member) is not type(members[0]):
+            what = "predict: the models are of different classes"
+            expected = type(members[0]).__name__
+            raise mismatch(ValueError, what, expected, type(member).__name__)
         for name, (own, other) in differences(ours, member.schema.as_dict()).items():
             what = f"predict: two models were trained on data with a different {name}"
             raise mismatch(ValueError, what, f"{own!s:.80}", f"{other!s:.80}")
 
 
+def _check_inputs(model: Model, schema: Any) -> None:
+    """Raise an error if the examples of a data set were made in another way than the model's."""
+    if not hasattr(schema, "as_dict"):
+        return
+    ours = model.schema.as_dict()
+    theirs = schema.as_dict()
+    for name in ("featurizer", "vocabulary"):
+        if ours.get(name) != theirs.get(name):
+            what = f"predict: the data set has a different {name} than the model"
+            hint = "the path of the file, which is read as in training"
+            expected = f"{ours.get(name)!s:.80}"
+            raise mismatch(ValueError, what, expected, f"{theirs.get(name)!s:.80}", hint=hint)
+
+
 def _entries(model: Model, source: Any) -> Iterable[Entry]:
     if isinstance(source, str | Path):
         return model.schema.read(source)
+    _check_inputs(model, getattr(source, "schema", None))
     return (
         Entry(example, {}) if isinstance(example, Data) else model.schema.entry(example)
         for example in source
     )
+
+
+_OF_TABLE = re.compile(r"(example|fault|node|prediction|probability|deviation|target)(_|$)")
 
 
 def _predicted(
@@ -155,9 +178,8 @@ def _predicted(
     table: Table = {"example": first + entry_of_row}
     for name in dict.fromkeys(name for entry in entries for name in entry.texts):
         texts = np.array([entry.texts.get(name, "") for entry in entries], dtype=object)
-        # A column of the source keeps its values beside a prediction of the same name.
-        is_taken = name in ("example", "fault") or name in columns
-        table[f"input_{name}" if is_taken else name] = texts[entry_of_row]
+        # What the source calls a prediction must not be taken for one of this table.
+        table[f"input_{name}" if _OF_TABLE.match(name) else name] = texts[entry_of_row]
     for name, column in columns.items():
         # Floating-point, also where a class is predicted: NaN is none.
         missing = np.full((len(unusable), *column.shape[1:]), np.nan)

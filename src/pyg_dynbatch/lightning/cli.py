@@ -19,6 +19,16 @@ from pyg_dynbatch.lightning.task import Task
 from pyg_dynbatch.models import Model  # with all models, which are then found by their names
 
 
+class _Parser(LightningArgumentParser):
+    """Let ``null`` reach the options of a class."""
+
+    def parse_args(self, args: Any = None, namespace: Any = None, **options: Any) -> Any:  # type: ignore[override]
+        """Parse options; jsonargparse passes ``null`` on to those of a class as the text None."""
+        if "defaults" in options and args is not None:
+            args = [f"{word[:-4]}null" if word.endswith("=None") else word for word in args]
+        return super().parse_args(args, namespace, **options)
+
+
 class CLI(LightningCLI):
     """Train, validate and test: ``model`` is a Model, ``data`` a DataModule, ``task`` the rest."""
 
@@ -28,6 +38,7 @@ class CLI(LightningCLI):
             subclass_mode_data=True,
             seed_everything_default=1,
             auto_configure_optimizers=False,
+            parser_class=_Parser,
             save_config_kwargs={"overwrite": True},
             load_from_checkpoint_support=False,
             # Lightning's "auto" would choose Apple's GPU, which has no float64.
@@ -74,7 +85,8 @@ class CLI(LightningCLI):
 
     def instantiate_trainer(self, **options: Any) -> Trainer:
         """Add a checkpoint of the best epoch and one of the last, unless the user chose others."""
-        callbacks = list(self.config_init[self.subcommand].trainer.callbacks or [])
+        given = self.config_init[self.subcommand].trainer.callbacks or []
+        callbacks = list(given) if isinstance(given, list) else [given]
         if not any(isinstance(callback, ModelCheckpoint) for callback in callbacks):
             model = self.model.model
             best = ModelCheckpoint(monitor=f"val/{model.monitor}", mode=model.mode, filename="best")

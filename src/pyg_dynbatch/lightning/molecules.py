@@ -129,7 +129,9 @@ class MoleculeDataModule(DataModule):
         if stage != "fit":
             return
         counts = ", ".join(f"{len(self.dataset(split)):,} {split}" for split in self.splits)
-        rank_zero_info(f"molecules: {counts} ({self.split.method} split)")
+        omitted = len(self.molecules) - sum(len(self.dataset(split)) for split in self.splits)
+        unused = f", {omitted:,} in no part" if omitted else ""
+        rank_zero_info(f"molecules: {counts}{unused} ({self.split.method} split)")
         rank_zero_info(describe_leakage(self.parts, self.molecules.smiles))
         errors = self.molecules.errors
         if errors:
@@ -154,7 +156,9 @@ class MoleculeDataModule(DataModule):
             raise mismatch(ValueError, what, "at least one", hint="other fractions of the split")
 
     def _digest(self) -> str:
-        return hashlib.sha256("\n".join(self.molecules.smiles).encode()).hexdigest()
+        digest = hashlib.sha256("\n".join(self.molecules.smiles).encode())
+        digest.update(np.ascontiguousarray(self.molecules.targets).tobytes())
+        return digest.hexdigest()
 
     def state_dict(self) -> dict[str, Any]:
         """Return the seed of the order, and the split."""
@@ -165,7 +169,9 @@ class MoleculeDataModule(DataModule):
         """Continue with the split of a checkpoint, which belongs to the same molecules."""
         super().load_state_dict(state_dict)
         if state_dict["molecules"] != self._digest():
-            what = f"{type(self).__name__}: the checkpoint was trained on other molecules"
+            what = (
+                f"{type(self).__name__}: the checkpoint was trained on other molecules or targets"
+            )
             hint = "for other molecules, pyg-dynbatch predict"
             raise mismatch(ValueError, what, "the same file, in the same order", hint=hint)
         numbers = {name: np.array(part, np.int64) for name, part in state_dict["split"].items()}

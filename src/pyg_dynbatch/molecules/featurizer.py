@@ -74,7 +74,7 @@ class MoleculeFeaturizer(Rebuildable):
         *,
         extra_atoms: Sequence[AtomFeatures] = (),
         extra_pairs: Sequence[PairFeatures] = (),
-        descriptors: str | MoleculeDescriptors | Sequence[str | MoleculeDescriptors] | None = None,
+        descriptors: None | str | MoleculeDescriptors | Sequence[str | MoleculeDescriptors] = None,
         explicit_hydrogens: bool = False,
         fragments: str = "all",
         standardize: Sequence[str] = (),

@@ -331,6 +331,13 @@ class MoleculeModel(Model):
         self.positive_weight = checked_choice(
             "MoleculeModel: positive_weight", positive_weight, ("none", "balanced")
         )
+        kind = self.schema.kind
+        if (loss_of_values != "mse" and kind != "regression") or (
+            positive_weight != "none" and kind != "binary"
+        ):
+            what = f"MoleculeModel: an option has no effect on a {kind}"
+            expected = "loss_of_values for a regression, positive_weight for binary labels"
+            raise mismatch(ValueError, what, expected, f"{loss_of_values}, {positive_weight}")
         self.network = network
         if network.get("messages") == "directed" and self.schema.pairs not in ("bonds", 1):
             what = "MoleculeModel: directed messages need bonds"

@@ -10,7 +10,7 @@ from pyg_dynbatch.molecules.chemistry import MoleculeError
 from pyg_dynbatch.molecules.data import MoleculeCollater
 from pyg_dynbatch.molecules.featurizer import MoleculeFeaturizer
 from pyg_dynbatch.molecules.pair_table import PairTable
-from pyg_dynbatch.molecules.read import TableOptions, read_molecules
+from pyg_dynbatch.molecules.read import RawMolecule, TableOptions, read_molecules
 from pyg_dynbatch.predict import Entry
 
 PropertyKind = Literal["regression", "binary", "multiclass"]
@@ -110,10 +110,10 @@ class MoleculeSchema:
         The file is read twice, since only some records of an SDF file have a certain field.
         """
         names = dict.fromkeys(
-            name for raw in read_molecules(path, table=self.table) for name in raw.source[0]
+            name for raw in read_molecules(path, table=self.table) for name in _texts_of(raw)
         )
         for raw in read_molecules(path, table=self.table):
-            texts = {**dict.fromkeys(names, ""), **dict(zip(*raw.source, strict=True))}
+            texts = {**dict.fromkeys(names, ""), **_texts_of(raw)}
             try:
                 yield Entry(self.featurizer(raw.text()), texts)
             except MoleculeError as error:
@@ -126,3 +126,16 @@ class MoleculeSchema:
             return Entry(self.featurizer(molecule), texts)
         except MoleculeError as error:
             return Entry(None, texts, error.reason)
+
+
+def _texts_of(raw: RawMolecule) -> dict[str, str]:
+    """Return all cells of a record by name; a name that is there again gets a number."""
+    texts: dict[str, str] = {}
+    for name, text in zip(*raw.source, strict=True):
+        number = 0
+        unique = name
+        while unique in texts:
+            number += 1
+            unique = f"{name}.{number}"
+        texts[unique] = text
+    return texts

@@ -258,6 +258,8 @@ def _sizes(total: int, fractions: Fractions) -> tuple[int, int, int]:
         )
     train = int(fractions[0] * total + _ROUNDING)
     val = int(fractions[1] * total + _ROUNDING)
+    if fractions[2] == 0:  # what rounding leaves goes to the last part that has a share
+        return (train, total - train, 0) if fractions[1] else (total, 0, 0)
     return train, val, total - train - val
 
 
