@@ -5,7 +5,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pyg_dynbatch.models import predict
+from pyg_dynbatch.models import predict, predictions
+from pyg_dynbatch.predict import write_table
+from tests.console import rows_of
 from tests.laws.test_records import block, write
 from tests.molecules.molecules import opened
 
@@ -46,7 +48,12 @@ def test_predictions_are_in_the_rows_of_their_records(
 ) -> None:
     text, names, bad = CASES[suffix]
     path = write(tmp_path / "file", suffix, text, end)
-    table = predict(opened(tmp_path), path, batch_size=2)
+    model = opened(tmp_path)
+    table = predict(model, path, batch_size=2)
+    # The table that is written batch by batch has the same rows and columns.
+    output = tmp_path / "table.csv"
+    assert write_table(output, predictions(model, path, batch_size=1)) == len(names)
+    assert list(rows_of(output)[0]) == list(table)
     assert table["id" if suffix == ".csv" else "name"].tolist() == names
     assert table["example"].tolist() == list(range(len(names)))
     assert np.flatnonzero(table["fault"] != "").tolist() == bad
