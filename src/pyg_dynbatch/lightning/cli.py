@@ -16,6 +16,7 @@ from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.lightning.callbacks import RandomState
 from pyg_dynbatch.lightning.data import DataModule
 from pyg_dynbatch.lightning.task import Task
+from pyg_dynbatch.model import open_checkpoint
 from pyg_dynbatch.models import Model  # with all models, which are then found by their names
 
 
@@ -95,6 +96,11 @@ class CLI(LightningCLI):
             callbacks += [best, last]
         return super().instantiate_trainer(callbacks=[*callbacks, RandomState()], **options)
 
+    def before_fit(self) -> None:
+        """Read the checkpoint, if there is one, before anything is written."""
+        if self.config[self.subcommand].ckpt_path is not None:
+            self._check_checkpoint()
+
     def before_validate(self) -> None:
         """Refuse to measure random weights."""
         self._check_checkpoint()
@@ -104,9 +110,12 @@ class CLI(LightningCLI):
         self._check_checkpoint()
 
     def _check_checkpoint(self) -> None:
-        if self.config[self.subcommand].ckpt_path is None:
+        path = self.config[self.subcommand].ckpt_path
+        if path is None:
             what = f"{self.subcommand}: there is no checkpoint"
             raise mismatch(ValueError, what, "--ckpt_path FILE, which fit has written", "none")
+        if path not in ("best", "last"):  # which Lightning looks up
+            open_checkpoint(path)
 
     def after_fit(self) -> None:
         """Test the best checkpoint, and draw learning curve and predictions."""
