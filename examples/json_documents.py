@@ -287,7 +287,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     trainer.save_checkpoint(options.checkpoint)
     table = predict(load(options.checkpoint, kind=DocumentClassifier), documents[:3])
     for document, number in zip(documents, table["prediction"].tolist(), strict=False):
-        print(f"{document[options.label]}: predicted {schema.classes[number]}")
+        print(f"{document[options.label]}: predicted {schema.classes[int(number)]}")
 
 
 if __name__ == "__main__":

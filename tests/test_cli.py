@@ -98,14 +98,15 @@ def test_a_run_without_a_test_part_prints_no_test_figure(folder: Path, capsys) -
 
 def test_fit_goes_on_from_a_checkpoint(folder: Path) -> None:
     options = ("fit", "--config", "tree.yaml", "--trainer.max_epochs")
-    assert run(*options, "1") == 0
-    last = str(RUN / "checkpoints/last.ckpt")
-    assert run(*options, "3", "--ckpt_path", last) == 0
     assert run(*options, "3") == 0
-    resumed, straight = (
-        load(f"runs/small/version_{number}/checkpoints/last.ckpt").state_dict() for number in (1, 2)
-    )
-    assert all(torch.equal(resumed[name], straight[name]) for name in straight)
+    assert run(*options, "1") == 0
+    checkpoints = Path("runs/small/version_1/checkpoints")
+    assert run(*options, "3", "--ckpt_path", str(checkpoints / "last.ckpt")) == 0
+    assert sorted(path.name for path in checkpoints.iterdir()) == ["best.ckpt", "last.ckpt"]
+    for name in ("best.ckpt", "last.ckpt"):
+        straight = load(RUN / "checkpoints" / name).state_dict()
+        resumed = load(checkpoints / name).state_dict()
+        assert all(torch.equal(resumed[key], straight[key]) for key in straight), name
 
 
 def test_predict_molecules(fitted: dict[str, Path], folder: Path) -> None:

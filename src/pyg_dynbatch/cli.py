@@ -9,6 +9,7 @@ import textwrap
 import warnings
 from collections.abc import Sequence
 from importlib import import_module
+from pathlib import Path
 from pydoc import locate
 from typing import Any
 
@@ -23,6 +24,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             warnings.filterwarnings("ignore", message="`isinstance\\(treespec, LeafSpec\\)`")
             warnings.filterwarnings("ignore", message=".*does not have many workers")
             warnings.filterwarnings("ignore", message=".*smaller than the logging interval")
+            # A run that goes on keeps its checkpoints in one folder.
+            warnings.filterwarnings("ignore", message="Checkpoint directory .* is not empty")
             warnings.filterwarnings("ignore", message="Sparse invariant checks are implicitly")
             return _run(words)
     except SystemExit as end:  # after --help
@@ -79,6 +82,10 @@ def predict(words: Sequence[str]) -> None:
     from pyg_dynbatch.models import Model, load, predictions
     from pyg_dynbatch.predict import write_table
 
+    read = [Path(path).resolve() for path in (options.input, *options.checkpoint)]
+    if options.output != "-" and Path(options.output).resolve() in read:
+        what = "predict: the output would replace what is read"
+        raise mismatch(ValueError, what, "another name", options.output)
     for module in options.modules:
         import_module(module)
     models: list[Model] = [load(path) for path in options.checkpoint]

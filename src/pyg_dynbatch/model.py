@@ -149,6 +149,7 @@ class Model(nn.Module, ABC):
                 expected = f"self.{name} = {name} in the constructor"
                 raise mismatch(AttributeError, what, expected) from error
             value = value.as_dict() if hasattr(value, "as_dict") else value
+            _check_plain(f"{type(self).__name__}: the argument {name!r}", value)
             options |= value if parameter.kind is parameter.VAR_KEYWORD else {name: value}
         return options
 
@@ -221,6 +222,17 @@ def differences(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> dict[str,
         elif _plain(own) != _plain(other):
             found[name] = (own, other)
     return found
+
+
+def _check_plain(what: str, value: Any) -> None:
+    """Raise an error for a value that a checkpoint cannot hold without code."""
+    if type(value) in (list, tuple, dict):
+        for part in value.values() if isinstance(value, dict) else value:
+            _check_plain(what, part)
+    elif value is not None and type(value) not in (bool, int, float, str):
+        expected = "numbers, texts, lists, dictionaries, or an object with as_dict()"
+        got = f"{type(value).__module__}.{type(value).__name__}"
+        raise mismatch(TypeError, f"{what} cannot be kept in a checkpoint", expected, got)
 
 
 def _plain(value: Any) -> Any:

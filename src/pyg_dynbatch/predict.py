@@ -115,6 +115,9 @@ def predictions(
 def _check_members(members: Sequence[Model]) -> None:
     if not members:
         raise mismatch(ValueError, "predict: there is no model", "at least one", 0)
+    if not hasattr(members[0].schema, "as_dict"):
+        what = f"predict: {type(members[0]).__name__} has no schema to read and collate examples"
+        raise mismatch(ValueError, what, "a Model with a schema", members[0].schema)
     ours = members[0].schema.as_dict()
     for member in members[1:]:
         if type(member) is not type(members[0]):

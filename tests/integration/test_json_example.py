@@ -51,6 +51,6 @@ def test_orders_are_learned_and_predicted(tmp_path: Path, capsys: pytest.Capture
     one_by_one = predict(model, file, batch_size=1)
     together = predict(model, file)
     np.testing.assert_allclose(one_by_one["probability"], together["probability"], atol=1e-6)
-    assert torch.tensor(together["target"]).bincount().tolist() == [
+    assert torch.tensor(together["target"]).long().bincount().tolist() == [
         sum(order["returned"] == name for order in orders) for name in ("no", "yes")
     ]

@@ -88,13 +88,28 @@ class CLI(LightningCLI):
         """Add a checkpoint of the best epoch and one of the last, unless the user chose others."""
         given = self.config_init[self.subcommand].trainer.callbacks or []
         callbacks = list(given) if isinstance(given, list) else [given]
-        if not any(isinstance(callback, ModelCheckpoint) for callback in callbacks):
+        if self._adds_checkpoints(callbacks):
             model = self.model.model
-            best = ModelCheckpoint(monitor=f"val/{model.monitor}", mode=model.mode, filename="best")
+            resumed = self.config[self.subcommand].ckpt_path if self.subcommand == "fit" else None
+            # Beside that of the run that goes on, as Lightning else forgets the best score.
+            folder = None if resumed is None else Path(resumed).parent
+            monitor = f"val/{model.monitor}"
+            best = ModelCheckpoint(
+                folder, "best", monitor=monitor, mode=model.mode, enable_version_counter=False
+            )
             # `save_last` would only write where there is a new best one.
-            last = ModelCheckpoint(filename="last", save_on_train_epoch_end=True)
+            last = ModelCheckpoint(
+                folder, "last", save_on_train_epoch_end=True, enable_version_counter=False
+            )
             callbacks += [best, last]
         return super().instantiate_trainer(callbacks=[*callbacks, RandomState()], **options)
+
+    def _adds_checkpoints(self, callbacks: list[Any]) -> bool:
+        """Return whether the user has neither chosen checkpoints nor switched them off."""
+        has_own = any(isinstance(callback, ModelCheckpoint) for callback in callbacks)
+        trainer = self.config_init[self.subcommand].trainer
+        is_off = trainer.enable_checkpointing is False or trainer.barebones
+        return not has_own and not is_off
 
     def before_fit(self) -> None:
         """Read the checkpoint, if there is one, before anything is written."""
@@ -114,8 +129,7 @@ class CLI(LightningCLI):
         if path is None:
             what = f"{self.subcommand}: there is no checkpoint"
             raise mismatch(ValueError, what, "--ckpt_path FILE, which fit has written", "none")
-        if path not in ("best", "last"):  # which Lightning looks up
-            open_checkpoint(path)
+        open_checkpoint(path)
 
     def after_fit(self) -> None:
         """Test the best checkpoint, and draw learning curve and predictions."""
@@ -127,7 +141,8 @@ class CLI(LightningCLI):
             each for each in trainer.callbacks if not isinstance(each, WeightAveraging)
         ]
         if "test" in self.datamodule.splits:
-            best = trainer.checkpoint_callback.best_model_path or None
+            paths = [each.best_model_path for each in trainer.checkpoint_callbacks]
+            best = next(filter(None, paths), None)  # that of the last epoch, if none was measured
             self.trainer.test(self.model, self.datamodule, ckpt_path=best)
         self._draw()
 

@@ -13,7 +13,8 @@ from torch.utils.data import DistributedSampler, RandomSampler, SequentialSample
 
 from pyg_dynbatch.core.errors import checked_choice, checked_count, mismatch
 from pyg_dynbatch.loading import PlanningLoader
-from pyg_dynbatch.samplers import NodeBudgetBatchSampler
+from pyg_dynbatch.model import differences
+from pyg_dynbatch.samplers import NodeBudgetBatchSampler, node_counts
 
 SplitName = Literal["train", "val", "test"]
 
@@ -92,6 +93,18 @@ class DataModule(pl.LightningDataModule, ABC):
                 what = f"{type(self).__name__}: the {split} split is empty"
                 hint = "another method or other fractions of the split, if there is one"
                 raise mismatch(ValueError, what, "at least one example", hint=hint)
+            self._check_schema(split)
+
+    def _check_schema(self, split: SplitName) -> None:
+        """Raise an error if a split was made in another way than the training split."""
+        ours: Any = getattr(self.dataset("train"), "schema", None)
+        theirs: Any = getattr(self.dataset(split), "schema", None)
+        if not (hasattr(ours, "as_dict") and hasattr(theirs, "as_dict")):
+            return
+        for name, (own, other) in differences(ours.as_dict(), theirs.as_dict()).items():
+            what = f"{type(self).__name__}: the {split} split has a different {name} than train"
+            hint = "for trees, pass vocabulary= and num_classes= of the training file"
+            raise mismatch(ValueError, what, f"{own!s:.80}", f"{other!s:.80}", hint=hint)
 
     def train_dataloader(self) -> Any:
         """Return a loader that shuffles the training split, differently in every epoch."""
@@ -111,7 +124,8 @@ class DataModule(pl.LightningDataModule, ABC):
         collater = self.collater()
         options = self._loader_options()
         if self.max_size is not None:
-            batches = self._budgeted(sampler, dataset.sizes, self.max_size)
+            sizes = dataset.sizes if hasattr(dataset, "sizes") else node_counts(dataset)
+            batches = self._budgeted(sampler, sizes, self.max_size)
         elif shuffle:
             return PlanningLoader(
                 dataset,

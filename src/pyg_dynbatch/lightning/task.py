@@ -1,6 +1,8 @@
 """Train any model: its loss over ranks, its metrics over epochs, its optimizer and rate."""
 
+import math
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any, Literal
 
 import lightning.pytorch as pl
@@ -9,7 +11,7 @@ from jaxtyping import Float, Int
 from lightning.pytorch.plugins.precision import DoublePrecision
 from torch import Tensor, distributed
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import CosineAnnealingLR, OneCycleLR
+from torch.optim.lr_scheduler import LambdaLR
 
 from pyg_dynbatch.core.errors import checked_choice, mismatch
 from pyg_dynbatch.model import HEADER, Loss, Model, Table, check_same_model, joined_columns
@@ -17,6 +19,25 @@ from pyg_dynbatch.model import HEADER, Loss, Model, Table, check_same_model, joi
 OptimizerCallable = Callable[[Iterable], Optimizer]
 Rate = Literal["constant", "cosine", "one_cycle"]
 Stage = Literal["train", "val", "test"]
+
+
+def _half_cosine(start: float, end: float, done: float) -> float:
+    return end + (start - end) * 0.5 * (1.0 + math.cos(math.pi * min(1.0, done)))
+
+
+def _cosine(steps: int, step: int) -> float:
+    return _half_cosine(1.0, 0.0, step / steps)
+
+
+def _one_cycle(steps: int, step: int) -> float:
+    done = step / steps
+    if done < _RISE:
+        return _half_cosine(1 / 25, 1.0, done / _RISE)
+    return _half_cosine(1.0, 0.0, (done - _RISE) / (1.0 - _RISE))
+
+
+_RISE = 0.3
+_FACTORS = {"cosine": _cosine, "one_cycle": _one_cycle}
 
 
 class Task(pl.LightningModule):
@@ -37,7 +58,7 @@ class Task(pl.LightningModule):
             ``Adam``.
         rate: ``"constant"``; ``"cosine"``, which falls to 0 along half a cosine; or
             ``"one_cycle"``, which rises from a twenty-fifth of the rate in the first 30 % of the
-            steps and then falls to nearly 0 (torch's ``OneCycleLR``; Smith, Topin 2018,
+            steps and then falls to 0, each along half a cosine (Smith, Topin 2018,
             arXiv:1708.07120).
 
     Example:
@@ -68,6 +89,12 @@ class Task(pl.LightningModule):
         if isinstance(self.trainer.precision_plugin, DoublePrecision):
             # Lightning does so only after it has restored the weights, which are then rounded.
             self.double()
+        is_sparse = any(getattr(module, "sparse", False) for module in self.model.modules())
+        if stage == "fit" and is_sparse and self.trainer.gradient_clip_val:
+            what = "Task: torch cannot clip the sparse gradients of the embedding"
+            hint = "--model.sparse_embedding false"
+            got = f"gradient_clip_val {self.trainer.gradient_clip_val}"
+            raise mismatch(ValueError, what, "no gradient_clip_val", got, hint=hint)
         data: Any = getattr(self.trainer, "datamodule", None)
         if stage == "fit" and hasattr(data, "dataset") and not self.model.is_started:
             self.model.start_from(data.dataset("train"))
@@ -166,11 +193,9 @@ class Task(pl.LightningModule):
         if steps == float("inf"):
             what = f"Task: the rate {self.rate} needs to know the end of training"
             raise mismatch(ValueError, what, "a trainer with max_epochs or max_steps", "neither")
-        if self.rate == "cosine":
-            scheduler: Any = CosineAnnealingLR(optimizer, T_max=int(steps))
-        else:
-            rates = [group["lr"] for group in optimizer.param_groups]
-            scheduler = OneCycleLR(optimizer, rates, total_steps=int(steps), cycle_momentum=False)
+        factor = partial(_FACTORS[self.rate], int(steps))
+        # The function is not part of a checkpoint: a longer run that goes on ends where it ends.
+        scheduler = LambdaLR(optimizer, lambda step: factor(step))
         return {
             "optimizer": optimizer,
             "lr_scheduler": {"scheduler": scheduler, "interval": "step"},

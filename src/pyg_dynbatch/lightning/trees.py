@@ -40,14 +40,13 @@ class VectorOptions:
 
     def read(self, vocabulary: Vocabulary) -> WordVectors:
         """Read the vectors of words; those that are drawn depend on the seed of the run."""
-        vectors = read_word_vectors(
+        return read_word_vectors(
             self.file,
             vocabulary,
             missing=self.missing,
             lower_case=self.lower_case,
             seed=torch.initial_seed() % 2**31,
         ).scaled(self.scale)
-        return vectors.only_found() if self.missing == "shared_uniform" else vectors
 
 
 class TreeData(DataModule):
@@ -67,11 +66,19 @@ class TreeData(DataModule):
         """Return one split, with the words of the data set or these."""
 
     @cached_property
-    def word_vectors(self) -> WordVectors | None:
+    def _all_vectors(self) -> WordVectors | None:
         """The word vectors, if any."""
         if self.vectors is None:
             return None
         return self.vectors.read(self.trees("train", None).vocabulary)
+
+    @cached_property
+    def word_vectors(self) -> WordVectors | None:
+        """The vectors of the embedding: words without one may be one word."""
+        vectors = self._all_vectors
+        if vectors is None or self.vectors is None:
+            return None
+        return vectors.only_found() if self.vectors.missing == "shared_uniform" else vectors
 
     def open(self, split: SplitName) -> TreeDataset:
         """Return one split, whose words are those of the vectors if there are any."""
@@ -85,9 +92,9 @@ class TreeData(DataModule):
     def setup(self, stage: str) -> None:
         """Open all splits; report how many words have a vector."""
         super().setup(stage)
-        if stage == "fit" and self.word_vectors is not None:
-            counts = {str(split): self.dataset(split).token_counts() for split in self.splits}
-            for line in self.word_vectors.coverage(counts):
+        if stage == "fit" and self._all_vectors is not None:
+            counts = {str(split): self.trees(split, None).token_counts() for split in self.splits}
+            for line in self._all_vectors.coverage(counts):
                 rank_zero_info(f"word vectors, {line}")
 
 
