@@ -52,7 +52,10 @@ assert not any(name.partition(".")[0] == "lightning" for name in sys.modules)
     with np.load(tmp_path / "table.npz", allow_pickle=True) as table:
         assert set(table) == set(expected)
         for name, column in expected.items():
-            np.testing.assert_array_equal(table[name], column)
+            if name == "fault":
+                assert not any(table[name]) and not any(column)
+            else:  # another process may sum in another order
+                np.testing.assert_allclose(table[name], column, rtol=1e-5)
 
 
 class Mean(Model):
