@@ -1,9 +1,9 @@
 """The weave network beside models of scikit-learn, on the same splits of your molecules.
 
-    python examples/molecule_baselines.py --file mine.csv
+    python examples/molecule_baselines.py --file mine.csv --targets solubility
 
 Needs:    pip install scikit-learn
-Data:     a CSV, TSV or SDF file; all columns of numbers are targets, or those that --targets names.
+Data:     a CSV, TSV or SDF file; --kind binary if the targets are labels 0 and 1.
 Protocol: each seed draws a split (80/10/10) and trains the network of configs/molecules.yaml. The
           other models read RDKit's descriptors and Morgan counts of the same training molecules;
           the strength of the linear one is chosen by cross-validation. The mean is that of all
@@ -126,7 +126,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run all seeds, and print means and deviations."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--file", required=True)
-    parser.add_argument("--targets", nargs="+", help="columns to learn (default: all of numbers)")
+    parser.add_argument("--targets", nargs="+", required=True, help="columns to learn")
+    parser.add_argument("--kind", choices=("regression", "binary"), default="regression")
     parser.add_argument("--split", default="random", help="random, scaffold, ...")
     parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3])
     parser.add_argument("--epochs", type=int, default=60)
@@ -138,6 +139,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         data = MoleculeFileData(
             options.file,
             options.targets,
+            options.kind,
             split=SplitOptions(options.split, seed=seed),
             pairs=2,
             featurizer=MoleculeFeaturizer(descriptors="rdkit"),

@@ -36,7 +36,10 @@ MOLECULE_RUN = {
         "optimizer": {"class_path": "torch.optim.AdamW", "init_args": {"lr": 0.01}},
         "rate": "one_cycle",
     },
-    "data": {"class_path": "MoleculeFileData", "init_args": {"file": "mine.csv", "batch_size": 4}},
+    "data": {
+        "class_path": "MoleculeFileData",
+        "init_args": {"file": "mine.csv", "targets": "melts", "batch_size": 4},
+    },
 }
 RUN = Path("runs/small/version_0")
 

@@ -25,7 +25,10 @@ MOLECULES = f"{NCI} --data.raw_dir {{folder}} --data.verify false"
 CASES = {
     **dict.fromkeys(("bbbp", "tox21"), (MOLECULES, "roc_auc")),
     **dict.fromkeys(("esol", "freesolv"), (MOLECULES, "rmse")),
-    "molecules": (f"{NCI} --data.file {{folder}}/mine.csv", "roc_auc"),
+    "molecules": (
+        f"{NCI} --data.file {{folder}}/mine.csv --data.targets label --data.kind binary",
+        "roc_auc",
+    ),
     "listops": (LISTOPS, "accuracy"),
     "sst": (SST, "accuracy"),
     "sst_glove": (f"{SST} --data.vectors.file {{folder}}/vectors.txt", "accuracy"),

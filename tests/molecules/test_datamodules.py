@@ -51,12 +51,12 @@ def test_a_split_has_a_seed_of_its_own(tmp_path: Path, monkeypatch) -> None:
     assert tested(1, None) != tested(2, None)
 
 
-METHODS = ["random", "stratified", "scaffold", "scaffold_balanced", "kfold", "column"]
+METHODS = ["random", "scaffold", "scaffold_balanced", "column"]
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_divides_all_molecules(tmp_path: Path, method: Any) -> None:
-    split = SplitOptions(method, seed=0, fractions=EVEN, column="part", target="first")
+    split = SplitOptions(method, seed=0, fractions=EVEN, column="part")
     data = molecule_data(tmp_path, split=split)
     rows = [rows_of(data, name) for name in SPLITS]
     assert rows[0] and sorted(sum(rows, [])) == list(range(len(SMILES)))
@@ -99,8 +99,6 @@ def test_a_checkpoint_holds_its_split(tmp_path: Path) -> None:
 
 WRONG_SPLITS = [
     (SplitOptions("column", column="nope"), "column to split by(?s:.*)first, second, part"),
-    (SplitOptions("kfold", folds=4, fold=4), "fold"),
-    (SplitOptions("stratified"), "target to stratify by"),
     (SplitOptions(fractions=(1.0, 0.0, 0.0)), "val split is empty"),
     (SplitOptions(fractions=(0.9, 0.9, 0.0)), "fractions"),
 ]
@@ -142,21 +140,25 @@ def test_the_schema_is_that_of_the_options(tmp_path: Path) -> None:
 def test_setup_reports_the_data(tmp_path: Path, said: list[str]) -> None:
     path = molecule_csv(tmp_path, smiles=["CO", "OC", "C1CC", "CCO", "CCC"] * 3)
     split = SplitOptions(seed=0, fractions=EVEN)
-    data = MoleculeFileData(str(path), split=split)
+    data = MoleculeFileData(str(path), ["first", "second"], split=split)
     data.setup("fit")
     text = "\n".join(said)
-    assert "targets (regression): first, second" in text and "part (not a number" in text
     assert "molecules: 6 train, 3 val, 3 test (random split)" in text
     assert "in both train and val" in text
     assert re.search(r"3 records are not molecules; .*regression.csv:4", text)
 
 
-def test_found_targets_may_be_classes(tmp_path: Path, said: list[str]) -> None:
-    path = str(molecule_csv(tmp_path, "multiclass"))
-    data = MoleculeFileData(path, ["first"])
-    assert data.kind == "regression" and "look like classes" in said[-1]
-    assert MoleculeFileData(path, ["second"]).kind == "binary"
-    assert MoleculeFileData(path, ["first"], "multiclass", 3).kind == "multiclass"
+@pytest.mark.parametrize(
+    ("values", "is_said"), [("0 1 2 1", True), ("0 1 1 0", True), ("0 1 2 0.5", False)]
+)
+def test_it_is_said_that_numbers_look_like_classes(
+    tmp_path: Path, said: list[str], values: str, is_said: bool
+) -> None:
+    rows = [f"{'C' * (n + 1)},{value}" for n, value in enumerate(values.split() * 3)]
+    path = tmp_path / "mine.csv"
+    path.write_text("\n".join(["smiles,y", *rows]) + "\n", encoding="utf-8")
+    MoleculeFileData(str(path), "y").setup("fit")
+    assert ("kind: binary" in "\n".join(said)) == is_said
 
 
 LABELS = [
@@ -211,4 +213,4 @@ def test_wrong_options_are_refused_before_any_molecule_is_read() -> None:
     with pytest.raises(ValueError, match="name is unknown"):
         MoleculeNetData("nothing")
     with pytest.raises(FileNotFoundError, match=r"nowhere\.csv"):
-        MoleculeFileData("nowhere.csv")
+        MoleculeFileData("nowhere.csv", "y").prepare_data()

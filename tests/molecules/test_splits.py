@@ -12,11 +12,9 @@ from pyg_dynbatch.molecules.splits import (
     SplitOptions,
     column_split,
     describe_leakage,
-    kfold_splits,
     make_split,
     random_split,
     scaffold_split,
-    stratified_split,
 )
 from tests.molecules.writings import ODD, fingerprint
 
@@ -42,43 +40,6 @@ def test_seeds_differ_and_give_the_same_on_every_machine():
     assert random_split(1128).sizes == (902, 112, 114)
     split = random_split(10, seed=0)
     assert (split.val.tolist(), split.test.tolist()) == ([8], [1])
-
-
-@given(st.lists(st.sampled_from([0.0, 1.0, float("nan")]), min_size=1, max_size=80))
-def test_stratified(labels):
-    split = stratified_split(labels, (0.5, 0.25, 0.25), seed=3)
-    assert covers(split, len(labels))
-    values = np.array(labels)
-    for value in (0.0, 1.0, np.nan):
-        same = np.isnan(values) if np.isnan(value) else values == value
-        for share, part in zip((0.5, 0.25, 0.25), split, strict=True):
-            assert abs(same[part].sum() - share * same.sum()) <= 2
-
-
-def test_stratified_by_ranges():
-    values = np.random.default_rng(0).normal(size=200)
-    split = stratified_split(values, seed=1, bins=10)
-    assert split.sizes == (160, 20, 20)
-    assert abs(values[split.train].mean() - values[split.test].mean()) < 0.25
-    assert sorted(np.argsort(np.argsort(values))[split.test] // 20) == sorted(list(range(10)) * 2)
-
-
-def test_unknown_values_are_no_range():
-    values = np.full(200, np.nan)
-    values[::3][:60] = np.random.default_rng(0).permutation(60)
-    split = stratified_split(values, (0.5, 0.25, 0.25), seed=1, bins=10)
-    for share, part in zip((3, 1.5, 1.5), split, strict=True):
-        known = values[part][~np.isnan(values[part])]
-        counts = np.bincount((known // 6).astype(int), minlength=10)
-        assert np.abs(counts - share).max() <= 1
-    assert covers(stratified_split([np.nan] * 5, bins=3), 5)
-
-
-@given(st.integers(5, 40), st.integers(3, 5))
-def test_folds(count, folds):
-    splits = kfold_splits(count, folds, seed=2)
-    assert sorted(np.concatenate([split.test for split in splits]).tolist()) == list(range(count))
-    assert all(covers(split, count) for split in splits)
 
 
 RINGS = {
@@ -139,26 +100,18 @@ def test_column():
 
 
 SMILES = ["C1CC1", "CC1CC1", "OC1CC1", "c1ccccc1", "Cc1ccccc1", "CCO"]
-TARGETS = np.array([[n / 7, n % 2] for n in range(6)])
 THIRDS = (0.5, 1 / 3, 1 / 6)
 METHODS = [
     (SplitOptions(fractions=THIRDS), random_split(6, THIRDS, 3)),
     (SplitOptions(seed=1, fractions=THIRDS), random_split(6, THIRDS, 1)),
-    (
-        SplitOptions("stratified", fractions=THIRDS, target="y", bins=2),
-        stratified_split(TARGETS[:, 0], THIRDS, 3, 2),
-    ),
     (SplitOptions("scaffold", fractions=THIRDS), scaffold_split(SMILES, THIRDS)),
     (SplitOptions("scaffold_balanced", fractions=THIRDS), scaffold_split(SMILES, THIRDS, 3)),
-    (SplitOptions("kfold", folds=3, fold=1), kfold_splits(6, 3, 3)[1]),
     (SplitOptions("column", column="part"), column_split([*["train"] * 4, "val", "test"])),
 ]
 
 
 def made(options: SplitOptions, column: list[str] | None = None) -> Split:
-    return make_split(
-        options, 3, smiles=SMILES, targets=TARGETS, target_names=["y", "label"], column=column
-    )
+    return make_split(options, 3, SMILES, column)
 
 
 @pytest.mark.parametrize(("options", "expected"), METHODS)
@@ -169,11 +122,7 @@ def test_methods(options, expected):
 REFUSED = [
     (lambda: random_split(10, (0.8, 0.1, 0.2)), "fractions"),
     (lambda: random_split(10, (1.1, -0.1, 0.0)), "fractions"),
-    (lambda: stratified_split([0.0, 1.0], bins=0), "bins"),
-    (lambda: kfold_splits(6, 2), "number of folds"),
     (lambda: column_split(["train", "holdout"]), "'holdout'"),
-    (lambda: made(SplitOptions("stratified")), "'y' or 'label'"),
-    (lambda: made(SplitOptions("kfold", fold=5)), "fold"),
     (lambda: made(SplitOptions("column", column="part")), "column"),
     (lambda: SplitOptions("column"), "column"),
     (lambda: murcko_scaffold("CC(C)(C)(C)C"), "Explicit valence"),

@@ -5,7 +5,7 @@ import os
 from abc import abstractmethod
 from collections.abc import Mapping
 from functools import cached_property
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import numpy as np
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
@@ -20,7 +20,7 @@ from pyg_dynbatch.molecules.datasets import (
     member_named,
 )
 from pyg_dynbatch.molecules.featurizer import MoleculeFeaturizer
-from pyg_dynbatch.molecules.read import TableOptions, find_targets, read_molecules
+from pyg_dynbatch.molecules.read import TableOptions, read_molecules
 from pyg_dynbatch.molecules.schema import MoleculeSchema, PropertyKind
 from pyg_dynbatch.molecules.splits import Split, SplitOptions, describe_leakage, make_split
 
@@ -94,11 +94,8 @@ class MoleculeDataModule(DataModule):
         return make_split(
             self.split,
             int(os.environ.get("PL_GLOBAL_SEED", 0)),
-            smiles=molecules.smiles,
-            targets=molecules.targets,
-            target_names=molecules.target_names,
-            kind=self.kind,
-            column=self.column(self.split.column) if self.split.column else None,
+            molecules.smiles,
+            self.column(self.split.column) if self.split.column else None,
         )
 
     def column(self, name: str) -> list[str]:
@@ -252,25 +249,23 @@ class MoleculeFileData(MoleculeDataModule):
 
     Args:
         file: The file.
-        targets: Columns (or SDF fields) to learn; by default all columns of numbers, except whole
-            numbers that never repeat, like record numbers. What was found is reported.
-        kind: ``regression``, ``binary`` (labels 0 and 1) or ``multiclass`` (labels 0, 1, ...); by
-            default ``binary`` if all targets are 0 or 1, ``regression`` otherwise.
+        targets: Columns (or SDF fields) to learn.
+        kind: ``regression``, ``binary`` (labels 0 and 1) or ``multiclass`` (labels 0, 1, ...).
         num_classes: Number of classes of ``multiclass``.
         table: Column of the SMILES, and how cells are written.
         root: Folder for processed files; None keeps the molecules in memory.
         **loading: Options of :class:`~pyg_dynbatch.lightning.MoleculeDataModule`.
 
     Example:
-        >>> MoleculeFileData("mine.csv", ["melts"], kind="binary").kind
-        'binary'
+        >>> MoleculeFileData("mine.csv", "melts", kind="binary").targets
+        ['melts']
     """
 
     def __init__(
         self,
         file: str,
-        targets: list[str] | None = None,
-        kind: PropertyKind | None = None,
+        targets: list[str] | str,
+        kind: PropertyKind = "regression",
         num_classes: int = 2,
         table: TableOptions = TableOptions(),  # noqa: B008 - frozen
         root: str | None = None,
@@ -278,25 +273,11 @@ class MoleculeFileData(MoleculeDataModule):
     ) -> None:
         super().__init__(**loading)
         self.file = file
-        self.targets = targets
+        self.targets = [targets] if isinstance(targets, str) else [str(name) for name in targets]
+        self.kind: PropertyKind = kind
         self.num_classes = num_classes
         self.table = table
         self.root = root
-        self.kind: PropertyKind = self._kind_of(targets, kind)
-
-    def _kind_of(self, targets: list[str] | None, kind: PropertyKind | None) -> PropertyKind:
-        """Find the targets and their kind in the file, unless both are given."""
-        if targets is not None and kind is not None:
-            return kind
-        found = find_targets(self.file, self.table, targets, kind)
-        self.targets = list(found.names)
-        rank_zero_info(f"{self.file}: {found}")
-        if found.are_classes:
-            rank_zero_warn(
-                f"{self.file}: the targets 0, 1, 2, ... look like classes, but are learned as "
-                "numbers; kind: multiclass for classes, kind: regression for numbers"
-            )
-        return cast("PropertyKind", found.kind)
 
     def load(self) -> MoleculeFile:
         """Return all molecules; records that are none are skipped and reported."""
@@ -304,12 +285,24 @@ class MoleculeFileData(MoleculeDataModule):
             self.file,
             self.root,
             self.featurizer,
-            self.targets or (),
+            self.targets,
             self.kind,
             self.table,
             bad="skip",
             num_workers=self.num_workers,
         )
+
+    def setup(self, stage: str) -> None:
+        """Open all splits; say whether values look like classes."""
+        super().setup(stage)
+        targets = self.molecules.targets
+        values = np.unique(targets[~np.isnan(targets)])
+        are_classes = len(values) > 1 and np.array_equal(values, np.arange(len(values)))
+        if stage == "fit" and self.kind == "regression" and are_classes:
+            rank_zero_warn(
+                f"{self.file}: all targets are whole numbers from 0 to {len(values) - 1}; if they "
+                "are classes, choose kind: binary or multiclass"
+            )
 
     def column(self, name: str) -> list[str]:
         """Return a column of the file, for every molecule; a missing SDF field is empty."""

@@ -1,4 +1,4 @@
-"""Split molecules at random, by classes, folds, scaffolds or a column; find copies in two parts."""
+"""Split molecules at random, by scaffolds or by a column; find copies in two parts."""
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -7,9 +7,9 @@ from itertools import combinations
 from typing import Literal, NamedTuple, TypeAlias, get_args
 
 import numpy as np
-from jaxtyping import Float, Int64
+from jaxtyping import Int64
 
-from pyg_dynbatch.core.errors import checked_choice, checked_count, checked_range, mismatch
+from pyg_dynbatch.core.errors import checked_choice, mismatch
 from pyg_dynbatch.molecules.chemistry import MoleculeError, canonical_smiles, murcko_scaffold
 
 PARTS = ("train", "val", "test")
@@ -62,74 +62,6 @@ def random_split(num_examples: int, fractions: Fractions = _USUAL, seed: int = 0
     train, val, _ = _sizes(num_examples, fractions)
     order = np.random.default_rng(seed).permutation(num_examples)
     return _split(order[:train], order[train : train + val], order[train + val :])
-
-
-def stratified_split(
-    labels: Sequence[float] | Float[np.ndarray, " example"],
-    fractions: Fractions = _USUAL,
-    seed: int = 0,
-    bins: int | None = None,
-) -> Split:
-    """Split so that each class, or range of a value, has about the same share in every part.
-
-    Examples without a label (NaN) form a separate class.
-
-    Args:
-        labels: One label per example.
-        fractions: Share of train, val and test.
-        seed: Seed of the shuffle.
-        bins: Number of ranges of equal counts for a continuous label; None for classes.
-
-    Raises:
-        ValueError: If the fractions are not three numbers that sum to 1, or `bins` is below 1.
-
-    Example:
-        >>> labels = [0.0] * 80 + [1.0] * 20
-        >>> [int(np.take(labels, part).sum()) for part in stratified_split(labels)]
-        [16, 2, 2]
-    """
-    values = np.array(labels, dtype=np.float64)
-    sizes = np.array(_sizes(len(values), fractions))
-    if bins is not None:
-        checked_count("stratified_split: bins", bins)
-        is_known = ~np.isnan(values)
-        ranks = np.argsort(np.argsort(values[is_known], kind="stable"), kind="stable")
-        values[is_known] = ranks * bins // max(len(ranks), 1)
-    chance = np.random.default_rng(seed).permutation(len(values))
-    order = np.lexsort((chance, values))
-    parts: tuple[list[int], ...] = ([], [], [])
-    for num_assigned, example in enumerate(order.tolist(), start=1):
-        # Assign to the part furthest below its share of the examples so far.
-        owed = sizes * num_assigned / len(values) - [len(part) for part in parts]
-        parts[int(owed.argmax())].append(example)
-    return _split(*parts)
-
-
-def kfold_splits(num_examples: int, folds: int = 5, seed: int = 0) -> list[Split]:
-    """Return the splits of a cross validation: every example is tested once.
-
-    Args:
-        num_examples: Number of examples.
-        folds: Number of parts of nearly equal size; the one after the test fold validates.
-        seed: Seed of the shuffle.
-
-    Returns:
-        One split per fold.
-
-    Raises:
-        ValueError: If there are too few folds or examples.
-
-    Example:
-        >>> [split.sizes for split in kfold_splits(10, folds=5)[:2]]
-        [(6, 2, 2), (6, 2, 2)]
-    """
-    checked_range("kfold_splits: the number of folds", folds, f"[3, {num_examples}]")
-    pieces = np.array_split(np.random.default_rng(seed).permutation(num_examples), folds)
-    splits = []
-    for fold in range(folds):
-        test, val, *train = pieces[fold:] + pieces[:fold]
-        splits.append(_split(np.concatenate(train), val, test))
-    return splits
 
 
 def scaffold_split(
@@ -299,7 +231,7 @@ def _canonical_texts(smiles: Sequence[str], part: Int64[np.ndarray, " example"])
             continue  # two texts that cannot be read are not known to be one molecule
 
 
-SplitMethod = Literal["random", "stratified", "scaffold", "scaffold_balanced", "column", "kfold"]
+SplitMethod = Literal["random", "scaffold", "scaffold_balanced", "column"]
 
 
 @dataclass(frozen=True)
@@ -307,33 +239,24 @@ class SplitOptions:
     """Options for splitting molecules; their seed does not affect the weights.
 
     Args:
-        method: ``random``; ``stratified`` (each class, or range of values, of one target in equal
-            shares); ``scaffold`` (rare Murcko scaffolds to test); ``scaffold_balanced`` (scaffolds
-            assigned at random); ``column`` (of your file: train, val, test); or ``kfold`` (fold
-            ``fold`` tests, the next one validates; another seed is another repeat).
+        method: ``random``; ``scaffold`` (rare Murcko scaffolds to test); ``scaffold_balanced``
+            (scaffolds assigned at random); or ``column`` of your file, which names the parts:
+            train, val, test.
         seed: Seed of the random methods; by default the seed of the run (``seed_everything``).
         fractions: Shares of train, val and test.
-        folds: Number of folds.
-        fold: Index of the fold to test, from 0.
-        target: Name of the target of ``stratified``; not needed if there is only one.
-        bins: Number of ranges for ``stratified``; by default 10 for values, none for classes.
         column: Name of the column.
 
     Raises:
         ValueError: If the method is unknown, or ``column`` has no name of a column.
 
     Example:
-        >>> SplitOptions("kfold", folds=10, fold=3).seed is None
-        True
+        >>> SplitOptions("scaffold_balanced", seed=3).fractions
+        (0.8, 0.1, 0.1)
     """
 
     method: SplitMethod = "random"
     seed: int | None = None
     fractions: Fractions = _USUAL
-    folds: int = 5
-    fold: int = 0
-    target: str | None = None
-    bins: int | None = None
     column: str | None = None
 
     def __post_init__(self) -> None:
@@ -348,11 +271,7 @@ class SplitOptions:
 def make_split(
     options: SplitOptions,
     seed: int,
-    *,
     smiles: Sequence[str],
-    targets: Float[np.ndarray, "molecule task"],
-    target_names: Sequence[str],
-    kind: str = "regression",
     column: Sequence[str | float | None] | None = None,
 ) -> Split:
     """Split molecules by any method.
@@ -360,41 +279,23 @@ def make_split(
     Args:
         options: The method and its options.
         seed: Seed of the random methods where the options have none.
-        smiles: One text per molecule, for scaffolds.
-        targets: One row per molecule, NaN where unknown, for ``stratified``.
-        target_names: Name of every column of `targets`.
-        kind: ``"regression"`` for values, anything else for classes.
+        smiles: One text per molecule.
         column: One name of a part per molecule, for ``column``.
 
     Raises:
         ValueError: If an option does not fit the molecules.
 
     Example:
-        >>> options = SplitOptions("random", fractions=(0.5, 0.5, 0.0))
-        >>> targets = np.zeros((4, 1))
-        >>> make_split(options, 0, smiles=["C"] * 4, targets=targets, target_names=["y"]).sizes
+        >>> make_split(SplitOptions(fractions=(0.5, 0.5, 0.0)), 0, ["C", "CC", "CO", "CN"]).sizes
         (2, 2, 0)
     """
     seed = seed if options.seed is None else options.seed
     if options.method == "random":
         return random_split(len(smiles), options.fractions, seed)
-    if options.method == "stratified":
-        labels = targets[:, _index_of_target(options.target, target_names)]
-        bins = 10 if options.bins is None and kind == "regression" else options.bins
-        return stratified_split(labels, options.fractions, seed, bins)
     if options.method == "scaffold":
         return scaffold_split(smiles, options.fractions)
     if options.method == "scaffold_balanced":
         return scaffold_split(smiles, options.fractions, seed)
-    if options.method == "kfold":
-        checked_choice("SplitOptions: unknown fold", options.fold, range(options.folds))
-        return kfold_splits(len(smiles), options.folds, seed)[options.fold]
     if column is None:
         raise mismatch(ValueError, "make_split: the molecules have no columns", "a file with them")
     return column_split(column)
-
-
-def _index_of_target(name: str | None, names: Sequence[str]) -> int:
-    if name is None and len(names) == 1:
-        return 0
-    return names.index(checked_choice("SplitOptions: no target to stratify by", name, names))
