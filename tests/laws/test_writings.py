@@ -15,7 +15,6 @@ from pyg_dynbatch.molecules.chemistry import (
     canonical_smiles,
     molecule_of,
     murcko_scaffold,
-    parse_mol_block,
     smiles_of_block,
 )
 from pyg_dynbatch.molecules.data import MoleculeData
@@ -114,7 +113,7 @@ def check_texts(mol: Chem.Mol, text: str) -> None:
     is_block = "\n" in text
     canonical = smiles_of_block(text) if is_block else canonical_smiles(text)
     assert canonical == Chem.MolToSmiles(mol), text
-    found = parse_mol_block(text) if is_block else text
+    found = Chem.MolFromMolBlock(text, removeHs=False) if is_block else text
     expected = MurckoScaffold.MurckoScaffoldSmiles(mol=mol, includeChirality=False)
     assert murcko_scaffold(found) == Chem.CanonSmiles(expected), text
 
@@ -134,7 +133,9 @@ def check_writings(
         order = [atom for atom in order if atom < mol.GetNumAtoms()]  # without hydrogens
         check_texts(mol, text)
         said = f"{name}: {text}"
-        other = featurizer.prepare(parse_mol_block(text) if "\n" in text else text)
+        other = featurizer.prepare(
+            Chem.MolFromMolBlock(text, removeHs=False) if "\n" in text else text
+        )
         other_rows = featurizer.atom_rows(other)
         close(sorted_by_rank(other_rows, ranks[order]), sorted_by_rank(rows, ranks), said)
         expected_codes = codes[np.ix_(order, order)]

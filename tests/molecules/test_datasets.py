@@ -54,7 +54,6 @@ def test_a_file_of_your_own(mixed: Path, tmp_path: Path) -> None:
     assert dataset.target_names == ("melts", "toxic")
     assert np.isnan(dataset.targets).sum() == 3
     assert dataset.targets[2].tolist() == pytest.approx([801, np.nan], nan_ok=True)
-    assert dataset[2].y_mask.tolist() == [[True, False]]
     assert dataset.smiles[8] == dataset[8].smiles == "OCC"
     with pytest.raises(ValueError, match="row 3 cannot be used") as caught:
         MoleculeFile(mixed)

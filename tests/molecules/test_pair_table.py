@@ -1,8 +1,5 @@
 """The table behind one-byte pair codes."""
 
-import json
-import pickle
-
 import pytest
 import torch
 
@@ -34,16 +31,6 @@ def test_sets_of_pairs(pairs: str | int, codes: list[int]) -> None:
     assert table.kept(pairs, self_pairs=False).nonzero().flatten().tolist() == codes
     assert table.kept(pairs, self_pairs=True).nonzero().flatten().tolist() == [0, *codes]
     assert torch.equal(table.kept(pairs), table.kept(pairs, True))
-
-
-def test_round_trips() -> None:
-    for table in (make(), make(0), make(5)):
-        text = json.dumps(table.as_dict())
-        for again in (PairTable.from_dict(json.loads(text)), pickle.loads(pickle.dumps(table))):
-            assert again == table
-            assert again.features.dtype == torch.float32
-            assert again.features.shape == table.features.shape
-            assert again.distance.dtype == torch.int64
 
 
 def test_differences_are_seen() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from rdkit import Chem
 
-from pyg_dynbatch.molecules.chemistry import parse_mol_block, rdkit_data_folder
+from pyg_dynbatch.molecules.chemistry import rdkit_data_folder, smiles_of_block
 from pyg_dynbatch.molecules.read import BadMolecule, RawMolecule, TableOptions, read_molecules
 
 TABLE = """name,SMILES, logP,kind
@@ -195,7 +195,7 @@ def test_a_record_without_an_end_takes_no_field_of_the_next(tmp_path: Path, end:
 def test_sdf(tmp_path: Path) -> None:
     path = write(tmp_path, "a.sdf.gz", sdf())
     found = list(read_molecules(path, target_columns=["logP"]))
-    smiles = [Chem.MolToSmiles(parse_mol_block(raw.block)) for raw in found]
+    smiles = [smiles_of_block(raw.block) for raw in found]
     assert smiles == ["CCO", "[Cl-].[Na+]", "c1ccccc1"]
     assert [raw.targets for raw in found] == [(-0.3,), (None,), (None,)]
     names = [f"name of {s}" for s in ("CCO", "[Na+].[Cl-]", "c1ccccc1")]

@@ -9,8 +9,8 @@ from rdkit import Chem
 from pyg_dynbatch.molecules.chemistry import (
     MoleculeError,
     molecule_of,
-    parse_mol_block,
     parse_smiles,
+    smiles_of_block,
 )
 from tests.molecules.writings import ODD
 
@@ -58,9 +58,9 @@ def test_bad_smiles_give_a_reason(smiles: object, reason: str, atom: int | None)
 def test_query_bonds_of_mol_blocks_are_refused(kind: int) -> None:
     block = Chem.MolToMolBlock(Chem.MolFromSmiles("CCO"))
     with pytest.raises(MoleculeError, match="query bond"):
-        parse_mol_block(block.replace("  1  2  1  0", f"  1  2  {kind}  0"))
+        smiles_of_block(block.replace("  1  2  1  0", f"  1  2  {kind}  0"))
     with pytest.raises(MoleculeError, match="query bond"):
-        parse_mol_block(block.replace("  1  2  1  0", "  1  2  1  0  0  1"))  # in a ring
+        smiles_of_block(block.replace("  1  2  1  0", "  1  2  1  0  0  1"))  # in a ring
 
 
 def test_bonds_to_several_atoms_are_refused_however_they_come() -> None:
@@ -70,7 +70,7 @@ def test_bonds_to_several_atoms_are_refused_however_they_come() -> None:
     block = Chem.MolToV3KMolBlock(mol)
     assert "ENDPTS" in block
     with pytest.raises(MoleculeError, match="any of several atoms"):
-        parse_mol_block(block)
+        smiles_of_block(block)
 
 
 def test_a_long_text_is_cut_in_the_message() -> None:
@@ -90,17 +90,17 @@ def test_logging_of_rdkit_stays_as_it_was(capfd: pytest.CaptureFixture) -> None:
 
 def test_bad_mol_blocks_give_a_reason() -> None:
     with pytest.raises(MoleculeError, match="reaction"):
-        parse_mol_block("$RXN\n\n\n\n  1  1\n")
+        smiles_of_block("$RXN\n\n\n\n  1  1\n")
     raw = Chem.MolFromSmiles("CC(C)(C)(C)C", sanitize=False)
     block = Chem.MolToMolBlock(raw, kekulize=False)
-    for call in (lambda: parse_mol_block(block), lambda: molecule_of(raw)):
+    for call in (lambda: smiles_of_block(block), lambda: molecule_of(raw)):
         with pytest.raises(MoleculeError, match="Explicit valence for atom # 1 C, 5") as caught:
             call()
         assert caught.value.atom == 1
         assert caught.value.smiles is None
     for text in ("", "nonsense", "\n\n\n  9  9  0  0  0 V2000\nM  END\n", block[:90]):
         with pytest.raises(MoleculeError, match="well-formed"):
-            parse_mol_block(text)
+            smiles_of_block(text)
 
 
 def test_rings_of_a_plain_smallest_set_are_symmetrised() -> None:
@@ -125,12 +125,3 @@ def test_atoms_keep_their_order_when_hydrogens_are_removed(smiles: str) -> None:
     mol = parse_smiles(smiles)
     assert "".join(atom.GetSymbol() for atom in mol.GetAtoms()) == WRITTEN_HYDROGENS[smiles]
     assert Chem.MolToSmiles(mol) == Chem.MolToSmiles(Chem.MolFromSmiles(smiles))
-
-
-def test_atoms_are_ordered_as_in_the_mol_block() -> None:
-    options = Chem.SmilesParserParams()
-    options.removeHs = False
-    whole = Chem.MolFromSmiles("[H]OC([H])([H])[H].[Na+]", options)
-    for write in (Chem.MolToMolBlock, Chem.MolToV3KMolBlock):
-        mol = parse_mol_block(write(whole))
-        assert [atom.GetSymbol() for atom in mol.GetAtoms()] == ["O", "C", "Na"]

@@ -69,16 +69,6 @@ def columns_of(enumeration: str, names: tuple[str, ...]) -> dict[Any, int]:
     return {values[name]: column for column, name in enumerate(names)}
 
 
-def rdkit_version() -> str:
-    """Return the version of RDKit in use: year, month and number, separated by points.
-
-    Example:
-        >>> len(rdkit_version().split("."))
-        3
-    """
-    return str(rdkit_module("rdBase").rdkitVersion)
-
-
 def rdkit_data_folder() -> Path:
     """Return the folder of data files that comes with RDKit, such as ``NCI/first_5K.smi``.
 
@@ -197,23 +187,6 @@ def _parser(sanitize: bool) -> Any:
     options.sanitize = sanitize
     options.removeHs = False
     return options
-
-
-def parse_mol_block(block: str) -> Mol:
-    """Read one mol block of an SDF file into a molecule, as :func:`parse_smiles` reads a text.
-
-    Args:
-        block: The text up to ``M  END``, V2000 or V3000.
-
-    Raises:
-        MoleculeError: If the block is not well-formed, or RDKit rejects its chemistry.
-
-    Example:
-        >>> from rdkit import Chem
-        >>> parse_mol_block(Chem.MolToMolBlock(Chem.MolFromSmiles("CCO"))).GetNumAtoms()
-        3
-    """
-    return _read_again(_from_block(block))
 
 
 def smiles_of_block(block: str) -> str:

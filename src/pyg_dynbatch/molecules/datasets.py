@@ -39,7 +39,7 @@ from pyg_dynbatch.molecules.read import (
 from pyg_dynbatch.molecules.schema import MoleculeSchema, PropertyKind
 
 # Raise it when the meaning of a field changes: processed files are then made again.
-_FORMAT = "molecules.5"
+_FORMAT = "molecules.6"
 
 RECORDS_PER_PART = 10_000
 """Records that are written together, so that a killed run goes on after them."""
@@ -189,8 +189,7 @@ class MoleculeDataset(ColumnsDataset):
         if self.target_names:
             targets = np.array([each.y for each in molecules], dtype=np.float64)
             fields["y"] = torch.from_numpy(targets.reshape(len(molecules), len(self.target_names)))
-            fields["y_mask"] = ~torch.isnan(fields["y"])
-            segments |= {"y": once, "y_mask": once}
+            segments["y"] = once
         return Columns(MoleculeData, nodes, fields, segments, numbers=("row",))
 
     def _joined(self, parts: Sequence[Columns]) -> Columns:

@@ -1,6 +1,6 @@
 """Turn one SMILES or RDKit molecule into one ``MoleculeData``: atom features and pair codes."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import cache, reduce
 from typing import Any
 
@@ -177,27 +177,6 @@ class MoleculeFeaturizer(Rebuildable):
             codes = codes * np.uint8(len(part.table)) + _pair_codes(part, mol)
         return codes
 
-    def describe(self) -> str:
-        """Return a table of all features, with the part that each comes from.
-
-        Example:
-            >>> print(MoleculeFeaturizer().describe())
-            atom features: 28
-              0  H  KearnesAtoms
-              1  C  KearnesAtoms
-            ...
-            pair features: 12, in 26 codes
-              0  single  KearnesPairs
-            ...
-        """
-        lines = [f"atom features: {len(self.atom_names)}", *_table(self._atom_parts)]
-        table = self.pair_table
-        lines += [f"pair features: {len(table.names)}, in {len(table)} codes"]
-        lines += _table(self._pair_parts)
-        if self.descriptors:
-            lines += [f"descriptors: {len(self.descriptor_names)}", *_table(self.descriptors)]
-        return "\n".join(lines)
-
     def __repr__(self) -> str:
         parts = (*self._atom_parts, *self._pair_parts, *self.descriptors)
         return f"{type(self).__name__}({', '.join(type(part).__name__ for part in parts)})"
@@ -235,17 +214,6 @@ def _descriptors_named(part: str | MoleculeDescriptors) -> MoleculeDescriptors:
 
 def _names_of(parts: Sequence[AtomFeatures | MoleculeDescriptors]) -> tuple[str, ...]:
     return tuple(name for part in parts for name in part.names)
-
-
-def _table(parts: Sequence[AtomFeatures | PairFeatures | MoleculeDescriptors]) -> Iterator[str]:
-    columns = [
-        (name, type(part).__name__)
-        for part in parts
-        for name in (part.table.names if isinstance(part, PairFeatures) else part.names)
-    ]
-    width = max((len(name) for name, _ in columns), default=0)
-    for number, (name, source) in enumerate(columns):
-        yield f"{number:>3}  {name:<{width}}  {source}"
 
 
 def upper_triangle(atoms: int) -> Int[np.ndarray, " pair"]:

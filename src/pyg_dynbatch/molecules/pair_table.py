@@ -1,7 +1,6 @@
 """The meaning of the one-byte code of an atom pair: its features and its graph distance."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -112,28 +111,6 @@ class PairTable:
             (*self.names, *other.names),
             self.distance.repeat_interleave(len(other)),
         )
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the table as plain lists, which :meth:`from_dict` reads.
-
-        Example:
-            >>> PairTable(torch.zeros(1, 1), ("bonded",), torch.tensor([0])).as_dict()
-            {'names': ['bonded'], 'distance': [0], 'features': [[0.0]]}
-        """
-        return {
-            "names": list(self.names),
-            "distance": self.distance.tolist(),
-            "features": self.features.tolist(),
-        }
-
-    @classmethod
-    def from_dict(cls, content: Mapping[str, Any]) -> "PairTable":
-        """Build the table that :meth:`as_dict` has written."""
-        names = tuple(content["names"])
-        distance = torch.tensor(content["distance"], dtype=torch.long)
-        # The shape is given, since a list of empty rows has no width.
-        features = torch.tensor(content["features"]).reshape(len(distance), len(names))
-        return cls(features, names, distance)
 
     def __len__(self) -> int:
         return len(self.features)
