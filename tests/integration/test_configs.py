@@ -35,23 +35,24 @@ CASES = {
     "tpsa": (NCI, "rmse"),
     "tree_file": (FILES, "accuracy"),
 }
-# File name and target columns of the sets of molecules.
-TARGETS = {
-    "esol": ("esol", ["measured log solubility in mols per litre"]),
-    "freesolv": ("freesolv", ["expt"]),
-    "bbbp": ("bbbp", ["p_np"]),
-    "molecules": ("mine", ["label"]),
-    "tox21": ("tox21", [f"assay {number}" for number in range(12)]),
+# File name and columns of the sets of molecules.
+COLUMNS = {
+    "esol": ("esol", ["mol_id", "measured log solubility in mols per litre", "smiles"]),
+    "freesolv": ("freesolv", ["mol_id", "smiles", "expt"]),
+    "bbbp": ("bbbp", ["mol_id", "p_np", "smiles"]),
+    "molecules": ("mine", ["mol_id", "label", "smiles"]),
+    "tox21": ("tox21", [*(f"assay {number}" for number in range(12)), "mol_id", "smiles"]),
 }
 
 
-def write_molecules(folder: Path, name: str, targets: list[str]) -> None:
+def write_molecules(folder: Path, name: str, columns: list[str]) -> None:
     """Write rings and chains with labels 0 and 1 in the format of MoleculeNet."""
     rings = [f"C1{'C' * n}1" for n in range(2, 12)]
-    lines = [",".join([*targets, "mol_id", "smiles"])]
+    lines = [",".join(columns)]
     for number, smiles in enumerate("C" * n + ring for ring in rings for n in range(1, 5)):
-        labels = [str((number + target) % 2) for target in range(len(targets))]
-        lines.append(",".join([*labels, f"M{number}", smiles]))
+        cells = {"mol_id": f"M{number}", "smiles": smiles}
+        labels = [str((number + place) % 2) for place in range(len(columns))]
+        lines.append(",".join(cells.get(*pair) for pair in zip(columns, labels, strict=True)))
     (folder / f"{name}.csv").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
@@ -89,8 +90,8 @@ def test_a_configuration_runs_on_small_data(config, samples, tmp_path, monkeypat
     nci.write_text("".join(lines[:100]), encoding="utf-8")
     Path("vectors.txt").write_text("good 1 2 3 4 5\nfilm 1 1 1 1 1\n", encoding="utf-8")
     monkeypatch.setattr("pyg_dynbatch.molecules.datasets.rdkit_data_folder", lambda: tmp_path)
-    if config.stem in TARGETS:
-        write_molecules(tmp_path, *TARGETS[config.stem])
+    if config.stem in COLUMNS:
+        write_molecules(tmp_path, *COLUMNS[config.stem])
     options, metric = CASES[config.stem]
     small = [word.format(samples=samples, folder=tmp_path) for word in options.split()]
     assert run("fit", "--config", str(config), *small) == 0

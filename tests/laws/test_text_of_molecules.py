@@ -110,8 +110,8 @@ def files(file: str = "a.csv", targets: tuple[str, ...] = ("first",), **options:
 
 def molecule_net() -> MoleculeNetData:
     """A data set whose SMILES are in the column mol."""
-    lines = [f'"{text}",{row % 2}' for row, text in enumerate(SMILES)]
-    Path("bace.csv").write_text("\n".join(["mol,Class", *lines]))
+    lines = [f'"{text}",,{row % 2}' for row, text in enumerate(SMILES)]
+    Path("bace.csv").write_text("\n".join(["mol,CID,Class", *lines]))
     return MoleculeNetData("BACE", ".", ".", False, split=SPLIT)
 
 

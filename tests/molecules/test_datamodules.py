@@ -210,7 +210,7 @@ def test_wrong_options_are_refused_before_any_molecule_is_read() -> None:
         NCIData().column("part")
     with pytest.raises(ValueError, match="batch_size"):
         NCIData(batch_size=0)
-    with pytest.raises(ValueError, match="name is unknown"):
+    with pytest.raises(ValueError, match="unknown name"):
         MoleculeNetData("nothing")
     with pytest.raises(FileNotFoundError, match=r"nowhere\.csv"):
         MoleculeFileData("nowhere.csv", "y").prepare_data()

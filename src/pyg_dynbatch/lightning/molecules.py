@@ -9,15 +9,17 @@ from typing import Any, Literal
 
 import numpy as np
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
+from torch_geometric.datasets import MoleculeNet as PyGMoleculeNet
 
-from pyg_dynbatch.core.errors import mismatch
+from pyg_dynbatch.core.errors import checked_choice, mismatch
 from pyg_dynbatch.lightning.data import DataModule, SplitName
 from pyg_dynbatch.molecules.datasets import (
     NCI,
     MoleculeDataset,
     MoleculeFile,
     MoleculeNet,
-    member_named,
+    kind_of,
+    table_of,
 )
 from pyg_dynbatch.molecules.featurizer import MoleculeFeaturizer
 from pyg_dynbatch.molecules.read import TableOptions, read_molecules
@@ -203,8 +205,7 @@ class MoleculeNetData(MoleculeDataModule):
     """A data set of MoleculeNet.
 
     Args:
-        name: ``ESOL``, ``FreeSolv``, ``Lipophilicity``, ``BBBP``, ``Tox21``, ``ToxCast``,
-            ``SIDER``, ``ClinTox``, ``HIV``, ``BACE``, ``MUV`` or ``QM8``.
+        name: ESOL, FreeSolv, Lipo, PCBA, MUV, HIV, BACE, BBBP, Tox21, ToxCast, SIDER or ClinTox.
         root: Folder of downloads and processed files; by default ``data/`` and the name.
         raw_dir: Folder of the raw file; by default ``root/raw``, to which it is downloaded.
         verify: Whether the file must be the published one.
@@ -224,11 +225,11 @@ class MoleculeNetData(MoleculeDataModule):
         **loading: Any,
     ) -> None:
         super().__init__(**loading)
-        _, member = member_named(name)
-        self.member = name
-        self.kind = member.kind
-        self.table = TableOptions(smiles_column=member.smiles_column)
-        self.root = root or f"data/{name.lower()}"
+        key = checked_choice("MoleculeNetData: unknown name", name.lower(), PyGMoleculeNet.names)
+        self.member = key
+        self.kind = kind_of(key)
+        self.table = table_of(key)
+        self.root = root or f"data/{key}"
         self.raw_dir = raw_dir
         self.verify = verify
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from functools import partial
 from itertools import chain, islice
 from multiprocessing import get_context
@@ -29,13 +29,7 @@ from pyg_dynbatch.molecules.chemistry import MoleculeError, rdkit_data_folder
 from pyg_dynbatch.molecules.data import MoleculeArrays, MoleculeData
 from pyg_dynbatch.molecules.featurizer import MoleculeFeaturizer
 from pyg_dynbatch.molecules.pair_table import PairTable
-from pyg_dynbatch.molecules.read import (
-    BadMolecule,
-    RawMolecule,
-    TableOptions,
-    read_molecules,
-    with_labels,
-)
+from pyg_dynbatch.molecules.read import BadMolecule, RawMolecule, TableOptions, read_molecules
 from pyg_dynbatch.molecules.schema import MoleculeSchema, PropertyKind
 
 # Raise it when the meaning of a field changes: processed files are then made again.
@@ -336,37 +330,8 @@ class MoleculeFile(MoleculeDataset):
         )
 
 
-_QM8_TARGETS = tuple(
-    f"{what}-{method}" for method in ("CC2", "PBE0", "CAM") for what in ("E1", "E2", "f1", "f2")
-)
-
-
-@dataclass(frozen=True)
-class Member:
-    """A data set of MoleculeNet; `targets` are names of columns, or the number of all columns."""
-
-    title: str
-    kind: PropertyKind
-    targets: tuple[str, ...] | int
-    smiles_column: str = "smiles"
-    also: tuple[str, ...] = ()  # other names of the file
-
-
-MEMBERS = {
-    "esol": Member("ESOL", "regression", ("measured log solubility in mols per litre",)),
-    "freesolv": Member("FreeSolv", "regression", ("expt",)),
-    "lipo": Member("Lipophilicity", "regression", ("exp",), also=("lipophilicity.csv",)),
-    "bbbp": Member("BBBP", "binary", ("p_np",)),
-    "tox21": Member("Tox21", "binary", 12),
-    "toxcast": Member("ToxCast", "binary", 617),
-    "sider": Member("SIDER", "binary", 27),
-    "clintox": Member("ClinTox", "binary", ("FDA_APPROVED", "CT_TOX")),
-    "hiv": Member("HIV", "binary", ("HIV_active",)),
-    "bace": Member("BACE", "binary", ("Class",), smiles_column="mol"),
-    "muv": Member("MUV", "binary", 17),
-    # The file has the PBE0 columns twice, for two basis sets.
-    "qm8": Member("QM8", "regression", _QM8_TARGETS),
-}
+# All other sets of MoleculeNet have labels 0 and 1.
+_SETS_OF_VALUES = ("esol", "freesolv", "lipo")
 # Of the files with Unix line endings.
 SHA256 = {
     "esol": "8c06a76f0c6487d29ab0f903e6a7a7139f189ab3c1178f159c8be8964602f189",
@@ -375,21 +340,20 @@ SHA256 = {
     "bbbp": "6aecd84110e8c0549bc4e2e486c52267d4e775178fca8999f5465029e31e75bb",
     "tox21": "7d7e7facd853a63e79ddce4e9c3fcb7a0d83a1c300b603031c0f2c64fbe77761",
 }
-_ALIASES = {"lipophilicity": "lipo", "delaney": "esol", "sampl": "freesolv"}
 
 
 class MoleculeNet(MoleculeDataset):
-    r"""A data set of MoleculeNet: ESOL, FreeSolv, Lipophilicity, BBBP, Tox21, and others.
+    r"""A data set of MoleculeNet: ESOL, FreeSolv, Lipo, BBBP, Tox21, and others.
 
-    The raw file is searched in `raw_dir`, or else in ``root/raw``, under its published name, as
-    ``<name>.csv``, or where PyG puts it (``<name>/raw/``), compressed by gzip or not; without
-    `raw_dir` it is downloaded from PyG's address. The checksums of five files are known; those of
+    Names, addresses and columns are those of PyG's ``MoleculeNet``. The raw file is searched in
+    `raw_dir`, or else in ``root/raw``, under its published name or as ``<name>.csv``, compressed by
+    gzip or not; without `raw_dir` it is downloaded. The checksums of five files are known; those of
     the others are recorded at the first download.
 
     Args:
         root: Folder for ``raw/`` and ``processed/``; None to keep all in memory (with `raw_dir`).
-        name: ESOL, FreeSolv, Lipophilicity, BBBP, Tox21, ToxCast, SIDER, ClinTox, HIV, BACE, MUV
-            or QM8, in any case.
+        name: ESOL, FreeSolv, Lipo, PCBA, MUV, HIV, BACE, BBBP, Tox21, ToxCast, SIDER or ClinTox, in
+            any case.
         featurizer: None for ``MoleculeFeaturizer()``.
         raw_dir: Folder with the file.
         verify: Whether to raise an error if the file is not the published one.
@@ -422,81 +386,85 @@ class MoleculeNet(MoleculeDataset):
         verify: bool = True,
         **options: Any,
     ) -> None:
-        key, member = member_named(name)
-        self._member = member
-        self._path = _find(key, member, root, raw_dir)
+        key = checked_choice("MoleculeNet: unknown name", name.lower(), PyGMoleculeNet.names)
+        self._path = _find(key, root, raw_dir)
+        self._table = table_of(key)
         if verify and key in SHA256:
-            _check_content(self._path, SHA256[key], member.title)
+            _check_content(self._path, SHA256[key])
         super().__init__(
             root,
-            member.title.lower(),
+            key,
             {"file": sha256_of(self._path)},
-            _targets_of(self._path, member),
-            member.kind,
+            _targets_of(self._path, key),
+            kind_of(key),
             featurizer=featurizer,
             **options,
         )
 
     def records(self) -> Iterator[RawMolecule]:
         """Read the file."""
-        table = TableOptions(smiles_column=self._member.smiles_column)
-        for record in read_molecules(self._path, table=table):
-            # Taken from all columns, of which the first of a name is used: QM8 has some twice.
-            yield with_labels(record, self.target_names, table)
+        return read_molecules(self._path, target_columns=self.target_names, table=self._table)
 
 
-def member_named(name: str) -> tuple[str, Member]:
-    """Find a data set of the collection, with its key, by its name in any case."""
-    key = _ALIASES.get(name.lower(), name.lower())
-    if key not in MEMBERS:
-        known = ", ".join(member.title for member in MEMBERS.values())
-        raise mismatch(ValueError, "MoleculeNet: the name is unknown", known, name)
-    return key, MEMBERS[key]
+def kind_of(key: str) -> PropertyKind:
+    """Return the kind of the targets of a set of MoleculeNet."""
+    return "regression" if key in _SETS_OF_VALUES else "binary"
 
 
-def _find(key: str, member: Member, root: str | Path | None, raw_dir: str | Path | None) -> Path:
-    published = "qm8.csv" if key == "qm8" else str(PyGMoleculeNet.names[key][1])
-    plain = [published.removesuffix(".gz"), f"{key}.csv", *member.also]
-    names = [name for stem in plain for name in (stem, f"{stem}.gz")]
-    hint = f"put {published} (or {key}.csv) into a folder and pass raw_dir=that folder"
+def table_of(key: str) -> TableOptions:
+    """Return how the file of a set of MoleculeNet is written."""
+    return TableOptions(smiles_column="mol" if key == "bace" else "smiles")
+
+
+def _find(key: str, root: str | Path | None, raw_dir: str | Path | None) -> Path:
+    """Find the raw file, or download it."""
+    title, published, *_ = PyGMoleculeNet.names[key]
     if raw_dir is None and root is None:
         raise mismatch(ValueError, "MoleculeNet: no folder is given", "root or raw_dir", "neither")
-    raw = Path(raw_dir or Path(str(root)) / "raw")
-    for path in (folder / name for folder in (raw, raw / key / "raw") for name in names):
-        if path.is_file():
+    folder = Path(raw_dir or Path(str(root)) / "raw")
+    names = {published.lower().removesuffix(".gz"), f"{key}.csv"}
+    for path in sorted(folder.glob("*")):
+        if path.name.lower().removesuffix(".gz") in names:
             return path
+    hint = f"put {published} (or {key}.csv) into a folder and pass raw_dir=that folder"
     if raw_dir is not None:
-        what = f"MoleculeNet: the raw file of {member.title} is missing"
-        wanted = " or ".join(dict.fromkeys(names))
-        raise mismatch(FileNotFoundError, what, wanted, where=raw_dir, hint=hint)
+        what = f"MoleculeNet: the raw file of {title} is missing"
+        raise mismatch(
+            FileNotFoundError, what, f"{published} or {key}.csv", where=folder, hint=hint
+        )
     url = PyGMoleculeNet.url.format(published)
-    return download_verified(url, raw, None, f"MoleculeNet {member.title}", hint=hint)
+    return download_verified(url, folder, None, f"MoleculeNet {title}", hint=hint)
 
 
-def _check_content(path: Path, sha256: str, title: str) -> None:
+def _check_content(path: Path, expected: str) -> None:
+    """Compare the checksum of a file, whatever its line ends."""
     raw = path.read_bytes()
     content = (gzip.decompress(raw) if path.suffix == ".gz" else raw).replace(b"\r\n", b"\n")
-    got = hashlib.sha256(content).hexdigest()
-    if got != sha256:
-        what = f"MoleculeNet: {path.name} is not the published file of {title}"
-        expected, got = f"sha256 {sha256}, with Unix line endings", f"sha256 {got}"
-        hint = "verify=False if the change is intended"
-        raise mismatch(ValueError, what, expected, got, where=path, hint=hint)
+    found = hashlib.sha256(content).hexdigest()
+    if found != expected:
+        raise mismatch(
+            ValueError,
+            f"MoleculeNet: {path.name} is not the published file",
+            f"sha256 {expected}, with Unix line endings",
+            f"sha256 {found}",
+            where=path,
+            hint="verify=False if the change is intended",
+        )
 
 
-def _targets_of(path: Path, member: Member) -> tuple[str, ...]:
+def _targets_of(path: Path, key: str) -> tuple[str, ...]:
+    """Return the names of the columns that are targets by PyG's table."""
+    title, *_, chosen = PyGMoleculeNet.names[key]
     with open_lines(path) as lines:
-        columns = next(csv.reader(lines), [])
-    if isinstance(member.targets, tuple):
-        targets = tuple(name for name in member.targets if name in columns)
-        expected = len(member.targets)
-    else:
-        targets = tuple(name for name in columns if name not in (member.smiles_column, "mol_id"))
-        expected = member.targets
-    if len(targets) != expected:
-        what = f"MoleculeNet: the columns of {path.name} are not those of {member.title}"
-        got = f"{len(targets)}: {', '.join(targets[:8])}"
-        raise mismatch(ValueError, what, f"{expected} columns of targets", got, where=path)
+        header = next(csv.reader(lines), [])
+    columns = range(len(header))[chosen] if isinstance(chosen, slice) else [chosen]
+    expected = chosen.stop - chosen.start if isinstance(chosen, slice) else 1
+    targets = tuple(header[column] for column in columns if -len(header) <= column < len(header))
+    if len(targets) != expected or table_of(key).smiles_column in targets:
+        what = f"MoleculeNet: the columns of {path.name} are not those of {title}"
+        raise mismatch(
+            ValueError, what, f"{expected} columns of targets", ", ".join(header[:8]), where=path
+        )
     return targets
 
 

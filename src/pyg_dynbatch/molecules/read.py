@@ -224,7 +224,7 @@ def read_molecules(
             records = _read_table(lines, table.sep or _SEPARATORS[kind], table, targets)
         for raw in records:
             is_empty = False
-            yield with_labels(raw, targets, table) if targets else raw
+            yield _with_labels(raw, targets, table) if targets else raw
         if is_empty:
             raise mismatch(
                 ValueError,
@@ -235,7 +235,7 @@ def read_molecules(
             )
 
 
-def with_labels(raw: RawMolecule, targets: Sequence[str], table: TableOptions) -> RawMolecule:
+def _with_labels(raw: RawMolecule, targets: Sequence[str], table: TableOptions) -> RawMolecule:
     """Return a record with the labels that its other columns hold."""
     labels = [_label(raw.extra.get(name, ""), name, raw.where, table) for name in targets]
     others = dict(raw.extra)
