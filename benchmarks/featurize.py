@@ -71,7 +71,7 @@ def _measure(
                 mapped: Any = map
                 if processes > 1:
                     pool = ProcessPoolExecutor(processes, get_context("spawn"))
-                    mapped = partial(stack.enter_context(pool).map, chunksize=_CHUNK)
+                    mapped = stack.enter_context(pool).map
                 way = f"{mode}, {processes}"
                 ways[way] = (mode, processes)
                 contenders[way] = partial(_featurize, mapped, featurizer, records)
@@ -92,7 +92,8 @@ def _measure(
 def _featurize(
     mapped: Any, featurizer: MoleculeFeaturizer, records: Sequence[RawMolecule], lap: Any
 ) -> None:
-    for _ in mapped(partial(featurized, featurizer), records):
+    chunks = [records[first : first + _CHUNK] for first in range(0, len(records), _CHUNK)]
+    for _ in mapped(partial(featurized, featurizer), chunks):
         pass
     lap("run")
 

@@ -44,7 +44,7 @@ def train(molecules: NCI, path: Path) -> None:
 
 def weights_of_atoms(model: MoleculeModel, smiles: str) -> list[float]:
     """Return the gradient of the prediction times the features of each atom."""
-    batch = model.collater()([model.schema.record(smiles).data])
+    batch = model.collater()([model.schema.entry(smiles).data])
     batch.x.requires_grad_()
     (gradient,) = torch.autograd.grad(model.values(model(batch)).sum(), batch.x)
     return (gradient * batch.x).sum(1).tolist()

@@ -21,7 +21,7 @@ from pyg_dynbatch.model import Model, Table, differences, evaluating, joined_col
 class Entry(NamedTuple):
     """One example of a source.
 
-    Attributes:
+    Args:
         data: The example; None if it cannot be used.
         texts: What the table of predictions says of it, by name of the column.
         fault: Why it cannot be used; empty if it can.

@@ -100,36 +100,47 @@ class WeaveNet(nn.Module):
         num_descriptors: int = 0,
     ) -> None:
         super().__init__()
-        table = torch.as_tensor(pair_table, dtype=torch.float32).detach().clone()
-        if table.dim() != 2 or not table.numel() or atom_norm not in (None, "batch", "layer"):
-            what, got = "WeaveNet: pair_table or atom_norm cannot be used", list(table.shape)
-            expected = "a table [code, feature]; 'batch', 'layer' or None"
-            raise mismatch(ValueError, what, expected, f"a table {got}; {atom_norm!r}")
+        self.messages = checked_choice(
+            "WeaveNet: unknown messages", messages, ("weave", "directed")
+        )
+        checked_choice("WeaveNet: unknown atom_norm", atom_norm, _ATOM_NORMS)
+        table = _checked_table(pair_table)
         self.register_buffer("pair_table", table)
-        given = atom_channels, table.size(1), hidden, num_modules
-        options: Any = {"pair_block": pair_block, "norm": norm, "residual": residual}
+        self.kept: Tensor | None = None  # whether pairs of each code are read, from the schema
+
         self.weave: nn.Module
         self.lin_atom: nn.Module
-        chosen = {name: v for name, v in options.items() if v is not None and v is not False}
-        known = "weave", "directed"
-        self.kept: Tensor | None = None  # whether pairs of each code are read, from the schema
-        self.messages = checked_choice("WeaveNet: unknown messages", messages, known)
         if messages == "weave":
-            self.weave = WeaveStack(*given, **options, dropout=weave_dropout)
+            self.weave = WeaveStack(
+                atom_channels,
+                table.size(1),
+                hidden,
+                num_modules,
+                norm=norm,
+                residual=residual,
+                dropout=weave_dropout,
+                pair_block=pair_block,
+            )
             self.lin_atom = nn.Linear(hidden, atom_out)
-        elif chosen:
-            what = f"WeaveNet: directed messages have no {', '.join(chosen)}"
-            raise mismatch(ValueError, what, "messages='weave', or the default", chosen)
         else:
-            self.weave = DirectedStack(*given, atom_out=atom_out, dropout=weave_dropout)
+            _refuse_with_directed(norm=norm, residual=residual, pair_block=pair_block)
+            self.weave = DirectedStack(
+                atom_channels,
+                table.size(1),
+                hidden,
+                num_modules,
+                atom_out=atom_out,
+                dropout=weave_dropout,
+            )
             self.lin_atom = nn.Identity()
-        norms = {None: nn.Identity, "batch": CountedBatchNorm, "layer": nn.LayerNorm}
-        self.norm_atom = norms[atom_norm](atom_out)
+        self.norm_atom = _ATOM_NORMS[atom_norm](atom_out)
+
         names = [readout] if isinstance(readout, str) else list(readout)
         self.readouts = nn.ModuleList(_readout(name, atom_out) for name in names)
         bins = [getattr(part, "num_bins", 1) for part in self.readouts]
         self.fingerprint_channels = atom_out * sum(bins)
         self.descriptors = StandardizedInputs(num_descriptors) if num_descriptors else None
+
         widths = [self.fingerprint_channels + num_descriptors, *head]
         layers: list[nn.Module] = []
         for before, after in pairwise(widths):
@@ -145,13 +156,17 @@ class WeaveNet(nn.Module):
 
     def forward(self, batch: Any) -> Float[Tensor, "molecule output"]:
         """Predict one row per molecule."""
-        read = self.fingerprint(batch)
+        fingerprint = self.fingerprint(batch)
         if self.descriptors is None:
-            return self.head(read)
-        what, hint = "WeaveNet: batch.descriptor does not fit", "featurize as for training"
-        shape = read.size(0), self.descriptors.num_inputs
-        row = checked_shape(what, getattr(batch, "descriptor", None), shape, hint=hint)
-        return self.head(torch.cat([read, self.descriptors(row).to(read.dtype)], 1))
+            return self.head(fingerprint)
+        descriptor = checked_shape(
+            "WeaveNet: batch.descriptor does not fit",
+            getattr(batch, "descriptor", None),
+            (fingerprint.size(0), self.descriptors.num_inputs),
+            hint="featurize as for training",
+        )
+        standardized = self.descriptors(descriptor).to(fingerprint.dtype)
+        return self.head(torch.cat([fingerprint, standardized], 1))
 
     def encode(self, batch: Any) -> Float[Tensor, "atom channel"]:
         """Compute the atom rows that the readout sees, in the order of ``batch.x``."""
@@ -164,13 +179,14 @@ class WeaveNet(nn.Module):
     def fingerprint(self, batch: Any) -> Float[Tensor, "molecule channel"]:
         """Compute the readout of every molecule."""
         x = self.encode(batch)
-        index, count = batch.batch, 1
-        if index is None:
-            index = torch.zeros(x.size(0), dtype=torch.long, device=x.device)
+        molecule = batch.batch
+        count = 1
+        if molecule is None:
+            molecule = torch.zeros(x.size(0), dtype=torch.long, device=x.device)
         else:
             count = batch.num_graphs
-        read = [readout(x, index, dim_size=count) for readout in self.readouts]
-        return torch.cat(read, 1) if len(read) > 1 else read[0]
+        rows = [readout(x, molecule, dim_size=count) for readout in self.readouts]
+        return torch.cat(rows, 1) if len(rows) > 1 else rows[0]
 
     def pairs_of(self, batch: Any) -> Pairs:
         """Return the pairs of a batch, or build them from all of its pair codes."""
@@ -181,22 +197,48 @@ class WeaveNet(nn.Module):
             ptr = getattr(batch, "ptr", None)
             sizes = [batch.num_nodes] if ptr is None else ptr.diff()
             pairs = Pairs.from_codes(code, sizes, self.kept, num_codes).to(batch.x.device)
-        elif code is not None and code.is_cpu and pairs.num_codes == num_codes:
-            what, hint = "", "collate again, with the pairs of the schema"
-            if pairs.checksum not in (None, checksum(code)):
-                what = "the pairs of the batch do not belong to its pair_code"
-            elif self.kept is not None and pairs.plan.is_cpu:
-                wanted = torch.bincount(code, minlength=num_codes) * self.kept
-                if not torch.equal(pairs.by_code[1].diff().long(), wanted):
-                    what = "the model was made for different pairs of the atoms of the batch"
-            if what:
-                raise mismatch(ValueError, f"WeaveNet: {what}", hint=hint)
         if pairs is None or pairs.num_codes != num_codes:
-            what = "WeaveNet: the pairs of the batch do not fit the table"
-            expected = f"batch.pairs or batch.pair_code with {num_codes} codes"
-            got = "neither" if pairs is None else f"{pairs.num_codes} codes of a different table"
-            raise mismatch(ValueError, what, expected, got)
+            raise mismatch(
+                ValueError,
+                "WeaveNet: the pairs of the batch do not fit the table",
+                f"batch.pairs or batch.pair_code with {num_codes} codes",
+                "neither" if pairs is None else f"{pairs.num_codes} codes of a different table",
+            )
+        if code is not None and code.is_cpu:
+            self._check_pairs(pairs, code)
         return pairs
+
+    def _check_pairs(self, pairs: Pairs, code: Tensor) -> None:
+        """Raise an error unless the pairs are those of these codes that the model was made for."""
+        hint = "collate again, with the pairs of the schema"
+        if pairs.checksum not in (None, checksum(code)):
+            what = "WeaveNet: the pairs of the batch do not belong to its pair_code"
+            raise mismatch(ValueError, what, hint=hint)
+        if self.kept is not None and pairs.plan.is_cpu:
+            expected = torch.bincount(code, minlength=pairs.num_codes) * self.kept
+            if not torch.equal(pairs.by_code[1].diff().long(), expected):
+                what = "WeaveNet: the model was made for different pairs of the atoms of the batch"
+                raise mismatch(ValueError, what, hint=hint)
+
+
+_ATOM_NORMS = {None: nn.Identity, "batch": CountedBatchNorm, "layer": nn.LayerNorm}
+
+
+def _checked_table(pair_table: Sequence[Sequence[float]] | Tensor) -> Tensor:
+    """Return a copy of the table as float32, or raise an error unless it has codes and features."""
+    table = torch.as_tensor(pair_table, dtype=torch.float32).detach().clone()
+    if table.dim() != 2 or not table.numel():
+        what = "WeaveNet: pair_table cannot be used"
+        raise mismatch(ValueError, what, "a table [code, feature]", list(table.shape))
+    return table
+
+
+def _refuse_with_directed(**options: object) -> None:
+    """Raise an error if options of weave modules are given that directed messages do not have."""
+    given = {name: value for name, value in options.items() if value not in (None, False)}
+    if given:
+        what = f"WeaveNet: directed messages have no {', '.join(given)}"
+        raise mismatch(ValueError, what, "messages='weave', or the default", given)
 
 
 def _readout(name: str, channels: int) -> Aggregation:
