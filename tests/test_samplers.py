@@ -98,20 +98,26 @@ def test_without_shuffle_the_order_stays():
     assert list(sampler) == list(sampler) == [[0, 1, 2, 3], [4], [5], [6, 7]]
 
 
-def test_an_example_above_the_budget_is_an_error_or_skipped_or_alone():
+def test_an_example_above_the_budget_is_a_batch_of_its_own() -> None:
     sizes = [2, 50, 3, 4, 60, 5, 6]
-    order = SequentialSampler(sizes)
-    with pytest.raises(ValueError, match=r"is larger than the budget[\s\S]*where: +example 1") as e:
-        NodeBudgetBatchSampler(order, sizes, 10)
-    assert "50 nodes (2 examples are too big)" in str(e.value)
-    # PyG's DynamicBatchSampler repeats samples here when it skips what is too big.
-    with pytest.warns(UserWarning, match="left out 2 of 7 examples with more than 10 nodes"):
-        sampler = NodeBudgetBatchSampler(order, sizes, 10, oversize="skip")
-    assert list(sampler) == [[0, 2, 3], [5], [6]] and len(sampler) == 3
-    for inner in (order, RandomSampler(sizes)):
-        batches = list(NodeBudgetBatchSampler(inner, sizes, 10, oversize="alone"))
-        assert [1] in batches and [4] in batches
-        assert sorted(flat(batches)) == list(range(7))
+    said = r"2 of 7 examples are above the budget of 10 \(the largest 60\): a batch for each"
+    with pytest.warns(UserWarning, match=said) as warned:
+        in_order = NodeBudgetBatchSampler(SequentialSampler(sizes), sizes, 10)
+    assert len(warned) == 1
+    assert list(in_order) == [[0], [1], [2, 3], [4], [5], [6]] and len(in_order) == 6
+    with pytest.warns(UserWarning, match=said):
+        shuffled = NodeBudgetBatchSampler(RandomSampler(sizes), sizes, 10)
+    batches = list(shuffled)
+    assert [1] in batches and [4] in batches
+    assert sorted(flat(batches)) == list(range(7))
+
+
+def test_the_first_rank_alone_warns_of_examples_above_the_budget() -> None:
+    sizes = [2, 50, 3, 4]
+    with pytest.warns(UserWarning, match="1 of 4 examples are above the budget") as warned:
+        plans = ranked(sizes, 2, max_nodes=10)
+    assert len(warned) == 1
+    assert [1] in flat(plans)
 
 
 def test_fewer_examples_than_ranks_are_refused():
@@ -130,7 +136,8 @@ def test_drop_last_leaves_out_the_smallest_batches():
 
 
 def test_more_lone_examples_than_batches():
-    plans = ranked([50, 60, 70, 2, 3], 2, max_nodes=10, drop_last=True, oversize="alone")
+    with pytest.warns(UserWarning, match="3 of 5 examples"):
+        plans = ranked([50, 60, 70, 2, 3], 2, max_nodes=10, drop_last=True)
     assert {len(plan) for plan in plans} == {2}
 
 
@@ -148,7 +155,6 @@ BAD_OPTIONS = [
     ({"sizes": []}, "there are no examples"),
     ({"sizes": [1, -2]}, "a size is negative"),
     ({"max_nodes": 0}, "max_nodes is too small"),
-    ({"oversize": "cut"}, "unknown value of oversize"),
 ]
 
 

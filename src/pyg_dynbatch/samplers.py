@@ -12,7 +12,7 @@ import numpy as np
 from torch import Tensor
 from torch.utils.data import BatchSampler, DistributedSampler, Sampler, SequentialSampler, Subset
 
-from pyg_dynbatch.core.errors import checked_choice, checked_count, mismatch
+from pyg_dynbatch.core.errors import checked_count, mismatch
 
 Batch = list[int]
 
@@ -154,15 +154,14 @@ class NodeBudgetBatchSampler(BatchSampler):
         sampler: Yields the number of every example once: a ``RandomSampler``, a
             ``SequentialSampler``, a ``DistributedSampler``, or one of your own.
         sizes: Cost of every example, such as ``node_counts(dataset)`` or ``pair_counts(dataset)``.
-        max_nodes: Largest sum of sizes in a batch.
+        max_nodes: Largest sum of sizes in a batch. An example above it becomes a batch of its own;
+            the sampler warns of them once, when it is built.
         drop_last: Whether to leave out the smallest batches rather than split the largest when
             their number is not a multiple of the number of ranks.
-        oversize: What to do with an example above the budget: ``"raise"``, put it in a batch
-            ``"alone"``, or ``"skip"`` it with a warning.
 
     Raises:
-        ValueError: If an example exceeds the budget, an option is out of range, there are too few
-            examples for all ranks, or, in a pass, the sampler does not yield every example once.
+        ValueError: If an option is out of range, there are too few examples for all ranks, or, in
+            a pass, the sampler does not yield every example once.
 
     Example:
         >>> from torch.utils.data import SequentialSampler
@@ -178,7 +177,6 @@ class NodeBudgetBatchSampler(BatchSampler):
         sizes: Sequence[int] | Tensor | np.ndarray,
         max_nodes: int,
         drop_last: bool = False,
-        oversize: str = "raise",
     ) -> None:
         name = type(self).__name__
         self.sampler: Any = sampler
@@ -189,11 +187,9 @@ class NodeBudgetBatchSampler(BatchSampler):
         if smallest < 0:
             where = f"example {self.sizes.index(smallest)}"
             raise mismatch(ValueError, f"{name}: a size is negative", got=smallest, where=where)
-        checked_choice(f"{name}: unknown value of oversize", oversize, ("raise", "alone", "skip"))
         self.max_nodes = checked_count(f"{name}: max_nodes", max_nodes)
         self.drop_last = drop_last
-        self.oversize = oversize
-        self._skipped = self._skipped_examples()
+        self._warn_of_examples_above_the_budget()
         self._batches_in_pass = self._count_batches()
         self._batches_per_rank = self._share_of_a_rank()
 
@@ -228,35 +224,21 @@ class NodeBudgetBatchSampler(BatchSampler):
             return False
         return not self._is_distributed or bool(self.sampler.shuffle)
 
-    def _skipped_examples(self) -> frozenset[int]:
-        """Return the examples above the budget that are left out."""
-        name = type(self).__name__
-        too_big = [example for example, size in enumerate(self.sizes) if size > self.max_nodes]
-        if not too_big or self.oversize == "alone":
-            return frozenset()
-        first = too_big[0]
-        if self.oversize == "raise":
-            more = f" ({len(too_big)} examples are too big)" if len(too_big) > 1 else ""
-            raise mismatch(
-                ValueError,
-                f"{name}: an example is larger than the budget",
-                f"at most {self.max_nodes} nodes",
-                f"{self.sizes[first]} nodes{more}",
-                where=f"example {first}",
-                hint=f"max_nodes={max(self.sizes)}, oversize='alone' or oversize='skip'",
+    def _warn_of_examples_above_the_budget(self) -> None:
+        """Warn on the first rank alone, as all ranks plan the same batches."""
+        larger = [size for size in self.sizes if size > self.max_nodes]
+        if larger and (not self._is_distributed or self.sampler.rank == 0):
+            warnings.warn(
+                f"{type(self).__name__}: {len(larger):,} of {len(self.sizes):,} examples are above "
+                f"the budget of {self.max_nodes:,} (the largest {max(larger):,}): a batch for each",
+                stacklevel=3,
             )
-        warnings.warn(
-            f"{name}: left out {len(too_big)} of {len(self.sizes)} examples with more than "
-            f"{self.max_nodes} nodes, the first of them example {first}.",
-            stacklevel=3,
-        )
-        return frozenset(too_big)
 
     def _share_of_a_rank(self) -> int:
         """Return the number of batches of each rank in every pass."""
         batches = self._batches_in_pass
         steps = batches // self._ranks if self.drop_last else math.ceil(batches / self._ranks)
-        examples = len(self.sizes) - len(self._skipped)
+        examples = len(self.sizes)
         if steps == 0 or steps * self._ranks > examples:
             raise mismatch(
                 ValueError,
@@ -269,7 +251,7 @@ class NodeBudgetBatchSampler(BatchSampler):
 
     def _count_batches(self) -> int:
         """Return a number of batches, over all ranks, that suffices in every pass."""
-        examples = [number for number in range(len(self.sizes)) if number not in self._skipped]
+        examples = range(len(self.sizes))
         if not self._shuffles:
             return len(pack_in_order(examples, self.sizes, self.max_nodes))
         shuffled = np.random.default_rng(0).permutation(examples).tolist()
@@ -294,7 +276,7 @@ class NodeBudgetBatchSampler(BatchSampler):
         order = list(islice(drawn, len(self.sizes)))
         if sorted(order) != list(range(len(self.sizes))):
             raise self._other_examples()
-        return [example for example in order if example not in self._skipped]
+        return order
 
     def _other_examples(self) -> ValueError:
         return mismatch(

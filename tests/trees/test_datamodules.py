@@ -116,7 +116,7 @@ def test_files_without_a_label_have_no_classes(tmp_path: Path) -> None:
 
 def test_trees_above_the_budget_are_said(tmp_path: Path) -> None:
     data = tree_files(tmp_path, max_size=4)  # all trees have five nodes
-    said = r"TreeFileData: 24 of 24 examples are larger than max_size=4 \(the largest 5\)"
+    said = r"24 of 24 examples are above the budget of 4 \(the largest 5\): a batch for each"
     with pytest.warns(UserWarning, match=said):
         batches = list(data.train_dataloader())
     assert [batch.num_graphs for batch in batches] == [1] * 24

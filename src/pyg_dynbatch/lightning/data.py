@@ -2,13 +2,11 @@
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from typing import Any, Literal
 
 import lightning.pytorch as pl
 import torch
 from lightning.pytorch.accelerators import CUDAAccelerator
-from lightning.pytorch.utilities import rank_zero_warn
 from torch.utils.data import DistributedSampler, RandomSampler, SequentialSampler
 
 from pyg_dynbatch.core.errors import checked_choice, checked_count, mismatch
@@ -125,7 +123,7 @@ class DataModule(pl.LightningDataModule, ABC):
         options = self._loader_options()
         if self.max_size is not None:
             sizes = dataset.sizes if hasattr(dataset, "sizes") else node_counts(dataset)
-            batches = self._budgeted(sampler, sizes, self.max_size)
+            batches = NodeBudgetBatchSampler(sampler, sizes, self.max_size)
         elif shuffle:
             return PlanningLoader(
                 dataset,
@@ -155,15 +153,6 @@ class DataModule(pl.LightningDataModule, ABC):
             shuffle=shuffle,
             seed=self._seed(self.trainer),
         )
-
-    def _budgeted(self, sampler: Any, sizes: Sequence[int], budget: int) -> NodeBudgetBatchSampler:
-        larger = [size for size in sizes if size > budget]
-        if larger:
-            rank_zero_warn(
-                f"{type(self).__name__}: {len(larger):,} of {len(sizes):,} examples are larger "
-                f"than max_size={budget:,} (the largest {max(larger):,}): a batch for each"
-            )
-        return NodeBudgetBatchSampler(sampler, sizes, budget, oversize="alone")
 
     def _loader_options(self) -> dict[str, Any]:
         accelerator = getattr(self.trainer, "accelerator", None)

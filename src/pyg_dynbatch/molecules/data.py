@@ -233,7 +233,7 @@ class MoleculeLoader(PlanningLoader):
     The cost of a weave layer depends on the number of pairs, which a sampler can limit::
 
         order = RandomSampler(dataset)
-        sampler = NodeBudgetBatchSampler(order, pair_counts(dataset), 20_000, oversize="alone")
+        sampler = NodeBudgetBatchSampler(order, pair_counts(dataset), max_nodes=20_000)
         MoleculeLoader(dataset, dataset.pair_table, batch_sampler=sampler)
 
     Args:
