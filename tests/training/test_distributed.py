@@ -10,8 +10,10 @@ import pytest
 import torch
 from torch.optim import SGD
 
-from pyg_dynbatch.datasets import ListOps, ListOpsRecipe
+from pyg_dynbatch.datasets import ListOps, ListOpsRecipe, SplitOptions
 from pyg_dynbatch.lightning import DatasetData, Task, TreeFileData
+from pyg_dynbatch.models import MoleculeModel
+from tests.molecules.molecules import EVEN, SMALL, molecule_data
 from tests.training.helpers import FORKS, bare_trainer, task, trainer, tree_files, weights_of
 
 pytestmark = FORKS
@@ -53,20 +55,28 @@ class Metrics(pl.Callback):
 
 
 def fitted(folder: Path, ranks: int, reduction: str, batches: int, **loading: Any) -> Any:
-    """Return weights and metrics after two epochs."""
+    """Return weights before and after two epochs, and metrics."""
     data = labelled(**loading)
     module = classifier(data, reduction=reduction)
     start = weights_of(module.double())
-    run = bare_trainer(
-        folder,
-        ranks,
-        max_epochs=2,
-        precision="64-true",
-        accumulate_grad_batches=batches,
-        callbacks=[Metrics(folder / "metrics.pt")],
+    end, metrics = run_on_ranks(
+        folder, ranks, module, data, max_epochs=2, accumulate_grad_batches=batches
     )
+    return start, end, metrics
+
+
+def run_on_ranks(folder: Path, ranks: int, module: Task, data: Any, **options: Any) -> Any:
+    """Train in double precision, and return weights and metrics."""
+    written = folder / "metrics.pt"
+    run = bare_trainer(folder, ranks, precision="64-true", callbacks=[Metrics(written)], **options)
     run.fit(module, datamodule=data)
-    return start, weights_of(module), torch.load(folder / "metrics.pt", weights_only=True)
+    return weights_of(module), torch.load(written, weights_only=True)
+
+
+def largest_change(start: dict[str, torch.Tensor], end: dict[str, torch.Tensor]) -> float:
+    return max(
+        float((end[name].double() - old.double()).abs().max()) for name, old in start.items()
+    )
 
 
 # Per rank: batches of trees, two batches accumulated, and one batch by nodes, for which the ranks
@@ -91,11 +101,49 @@ def test_two_ranks_are_one_of_twice_the_batch(tmp_path: Path, share: str, reduct
     assert {"train/loss", "val/loss", "val/accuracy", "val/node_accuracy"} == set(metrics)
     torch.testing.assert_close(metrics_of_both, metrics, atol=1e-6, rtol=1e-6)
     torch.testing.assert_close(both, alone, atol=1e-10, rtol=1e-10)
-    moved = [
-        float((weight.double() - start[name].double()).abs().max())
-        for name, weight in alone.items()
-    ]
-    assert max(moved) > 1e-3, "the steps are big enough to differ"
+    assert largest_change(start, alone) > 1e-3, "the steps are big enough to differ"
+
+
+# Molecules: the atoms of a batch are normalized together, so the ranks must share statistics.
+
+
+def fitted_molecules(folder: Path, ranks: int, batch_size: int, **network: Any) -> Any:
+    """Return weights before one epoch of two whole batches; after it weights with running
+    statistics, and metrics.
+    """
+    split = SplitOptions("random", seed=0, fractions=EVEN)
+    pairs = "bonds" if network.get("messages") == "directed" else "all"
+    data = molecule_data(folder, batch_size=batch_size, split=split, pairs=pairs)
+    assert len(data.dataset("train")) == 2 * ranks * batch_size
+    torch.manual_seed(3)
+    model = MoleculeModel(data.schema, **{**SMALL, "atom_norm": "batch", **network})
+    module = Task(model.double(), partial(SGD, lr=0.1))
+    start = {name: weight.detach().clone() for name, weight in module.named_parameters()}
+    end, metrics = run_on_ranks(folder, ranks, module, data, max_epochs=1)
+    return start, end, metrics
+
+
+NETWORKS = [{}, {"norm": "batch"}, {"readout": "histogram"}, {"messages": "directed"}]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("network", NETWORKS, ids=str)
+def test_two_ranks_with_shared_statistics_are_one_of_twice_the_batch(
+    tmp_path: Path, network: dict[str, str]
+) -> None:
+    start, alone, metrics = fitted_molecules(tmp_path, 1, 8, sync=True, **network)
+    _, both, metrics_of_both = fitted_molecules(tmp_path, 2, 4, sync=True, **network)
+    assert {"train/loss", "val/loss", "val/scaled_rmse"} <= set(metrics)
+    torch.testing.assert_close(metrics_of_both, metrics, atol=1e-6, rtol=1e-6)
+    torch.testing.assert_close(both, alone, atol=1e-6, rtol=1e-6)
+    assert largest_change(start, alone) > 1e-3
+
+
+@pytest.mark.long
+def test_statistics_that_are_not_shared_make_a_difference(tmp_path: Path) -> None:
+    _, alone, _ = fitted_molecules(tmp_path, 1, 8)
+    _, both, _ = fitted_molecules(tmp_path, 2, 4)
+    assert largest_change(alone, both) > 1e-3
 
 
 LOADING = [{"batch_size": 2}, pytest.param({"max_size": 60}, marks=pytest.mark.long)]
