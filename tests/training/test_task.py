@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch.optim import SGD, Adagrad
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from pyg_dynbatch.lightning import Task, VectorOptions
+from pyg_dynbatch.lightning import Task, TreeFileData, VectorOptions
 from pyg_dynbatch.loader import DataLoader
 from pyg_dynbatch.model import evaluating
 from tests.training.conftest import Fitted
@@ -121,6 +121,20 @@ def test_a_run_learns_and_logs_its_mean_loss(tmp_path: Path) -> None:
     assert {"val/loss", "val/accuracy", "val/node_accuracy"} <= set(run.callback_metrics)
     names = {path.stem for path in Path(run.log_dir).glob("checkpoints/*.ckpt")}
     assert names == {"best", "last"}
+
+
+@pytest.mark.parametrize("loss_on", ["nodes", "roots"])
+def test_training_data_without_a_label_are_refused(tmp_path: Path, loss_on: str) -> None:
+    train, val = tmp_path / "train.txt", tmp_path / "val.txt"
+    train.write_text("((good) (film))\n" if loss_on == "nodes" else "((1 good) (0 film))\n")
+    val.write_text("(1 (1 good) (0 film))\n")
+    data = TreeFileData(str(train), str(val), labels="optional", classes=2)
+    module = task(data, loss_on=loss_on)
+    run = trainer(tmp_path, epochs=2)
+    with pytest.raises(ValueError, match="Task: there is nothing to learn from"):
+        run.fit(module, datamodule=data)
+    assert run.current_epoch == 0
+    assert not list(tmp_path.rglob("last.ckpt"))
 
 
 class Rates(pl.Callback):

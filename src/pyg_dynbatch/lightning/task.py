@@ -141,8 +141,18 @@ class Task(pl.LightningModule):
         self._columns = []
 
     def on_train_epoch_end(self) -> None:
-        """Log the mean loss."""
-        self._log("train", self._mean_loss("train"))
+        """Log the mean loss; raise an error if it had no terms, as nothing was learned then."""
+        batches = len(self._losses["train"])  # none if a run goes on at the end of an epoch
+        mean_loss = self._mean_loss("train")
+        if batches and not mean_loss:
+            raise mismatch(
+                ValueError,
+                "Task: there is nothing to learn from, as the loss of a whole epoch has no terms",
+                "a labelled node or a known target in the training data",
+                f"none in {batches} batches of this process",
+                hint="a look at the labels or targets of a batch, mostly batch.y",
+            )
+        self._log("train", mean_loss)
 
     def on_validation_epoch_end(self) -> None:
         """Log the mean loss and the metrics of the model."""
