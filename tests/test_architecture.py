@@ -56,6 +56,31 @@ NO_EXAMPLE = {
     "lightning.TreeData": "an interface; every data module of trees is an example",
 }
 
+# Classes and aliases that are defined more than once, and how often: to be renamed, none added.
+DEFINED_SEVERAL_TIMES = {
+    "Block": 2,
+    "Column": 2,
+    "Form": 2,
+    "Function": 2,
+    "Length": 2,
+    "Model": 2,
+    "Operation": 2,
+    "Part": 2,
+    "Plan": 2,
+    "Record": 2,
+    "Rows": 6,
+    "Run": 2,
+    "Site": 2,
+    "Table": 2,
+    "Value": 2,
+    "Values": 2,
+    "_Below": 2,
+    "_Linear": 2,
+    "_Record": 2,
+}
+# The name of a class or alias, unlike a constant and most type variables.
+CAPITALIZED = re.compile(r"_*[A-Z]\w*[a-z]\w*")
+
 # Folders and hosts of one machine, which mean nothing on any other.
 STRANGE = re.compile(
     r"(?<![\w.])/(?:home|root|tmp|work|Users)/|localhost:\d|artifactory|/simple/?\b|find-links"
@@ -140,6 +165,46 @@ def test_inheritance_is_shallow() -> None:
         return max((1 + depth(base, (*seen, name)) for base in ours), default=0)
 
     assert {name: depth(name) for name in bases if depth(name) > MAX_INHERITANCE} == {}
+
+
+def types_defined_in(tree: ast.Module) -> Iterator[str]:
+    """Names of all classes, and of the aliases and named tuples that are assigned in a module."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ClassDef):
+            yield node.name
+    for statement in tree.body:
+        if isinstance(statement, ast.Assign):
+            targets = statement.targets
+        elif isinstance(statement, ast.AnnAssign):
+            targets = [statement.target]
+        else:
+            continue
+        if isinstance(statement.value, ast.Call) and "TypeVar" in ast.unparse(statement.value.func):
+            continue
+        for target in targets:
+            if isinstance(target, ast.Name) and CAPITALIZED.fullmatch(target.id):
+                yield target.id
+
+
+def test_a_name_is_that_of_one_class_or_alias() -> None:
+    counts = Counter(name for path in SOURCES for name in types_defined_in(tree_of(path)))
+    several = {name: count for name, count in counts.items() if count > 1}
+    assert several == {**dict.fromkeys(SHARED_NAMES, 2), **DEFINED_SEVERAL_TIMES}
+
+
+def test_classes_and_aliases_are_found() -> None:
+    text = """
+class Rows: ...
+if True:
+    class _Rows: ...
+Rows = tuple[int, ...]
+Rows: TypeAlias = list
+Names = namedtuple("Names", "a b")
+LIMIT = 5
+Item = TypeVar("Item")
+"""
+    found = Counter(types_defined_in(ast.parse(text)))
+    assert found == {"Rows": 3, "_Rows": 1, "Names": 1}
 
 
 def test_every_file_says_why_it_exists() -> None:
