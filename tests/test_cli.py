@@ -148,7 +148,12 @@ def test_predict_trees(fitted: dict[str, Path], folder: Path, capsys) -> None:
     checkpoint = str(fitted["tree"] / RUN / "checkpoints/best.ckpt")
     Path("new.txt").write_text("((good) (new))\n(bad\n")
     assert run("predict", "--checkpoint", checkpoint, "--input", "new.txt") == 0
-    assert capsys.readouterr().out.splitlines()[2].startswith("1,,")
+    shown = capsys.readouterr()
+    assert shown.out.splitlines()[2].startswith("1,,")
+    assert "predicted 2 rows, 1 of them with a fault\n" in shown.err
+    Path("good.txt").write_text("((good) (new))\n")
+    assert run("predict", "--checkpoint", checkpoint, "--input", "good.txt") == 0
+    assert "predicted 1 rows\n" in capsys.readouterr().err
     options = ("--nodes", "--output", "nodes.csv", "--input", "new.txt")
     assert run("predict", "--checkpoint", checkpoint, *options) == 0
     assert [row["node"] for row in rows_of("nodes.csv")] == ["0", "1", "2", ""]

@@ -79,8 +79,7 @@ def predict(words: Sequence[str]) -> None:
     add("--import", nargs="+", default=[], metavar="MODULE", dest="modules", help=text)
     options = parser.parse_args(words)
     from pyg_dynbatch.core.errors import mismatch
-    from pyg_dynbatch.models import Model, load, predictions
-    from pyg_dynbatch.predict import write_table
+    from pyg_dynbatch.models import Model, load, predictions, write_table
 
     read = [Path(path).resolve() for path in (options.input, *options.checkpoint)]
     if options.output != "-" and Path(options.output).resolve() in read:
@@ -95,9 +94,11 @@ def predict(words: Sequence[str]) -> None:
         what = "predict: the device cannot be used"
         got = f"{options.device}: {str(error).partition(chr(10))[0]}"
         raise mismatch(ValueError, what, "cpu, or a device of this machine", got) from error
-    parts = predictions(models, options.input, batch_size=options.batch_size, nodes=options.nodes)
-    rows = write_table(options.output, parts)
-    print(f"predicted {rows:,} rows", file=sys.stderr)
+    source = Path(options.input)
+    parts = predictions(models, source, batch_size=options.batch_size, nodes=options.nodes)
+    rows, faulty = write_table(options.output, parts)
+    with_faults = f", {faulty:,} of them with a fault" if faulty else ""
+    print(f"predicted {rows:,} rows{with_faults}", file=sys.stderr)
 
 
 def is_complaint(error: Exception) -> bool:

@@ -83,7 +83,7 @@ def _renamed_at_the_end(temporary: Path, path: Path) -> Iterator[None]:
             temporary.unlink(missing_ok=True)
 
 
-def existing(path: str | Path, what: str) -> Path:
+def existing(path: str | Path, what: str, hint: str = "") -> Path:
     """Return the path of a file, or raise if it does not exist or cannot be read."""
     path = Path(path)
     try:
@@ -92,9 +92,9 @@ def existing(path: str | Path, what: str) -> Path:
             return path
     except OSError as error:
         found, got = f"{path.name}: the file cannot be read", error.strerror or error
-        raise mismatch(type(error), found, what, got, where=path) from error
+        raise mismatch(type(error), found, what, got, where=path, hint=hint) from error
     found, got = f"{path.name or path}: there is no such file", "a folder" if path.is_dir() else ""
-    raise mismatch(FileNotFoundError, found, what, got, where=path)
+    raise mismatch(FileNotFoundError, found, what, got, where=path, hint=hint)
 
 
 class Lines:

@@ -7,7 +7,7 @@ from pyg_dynbatch.core.errors import checked_choice
 from pyg_dynbatch.model import Model, build, open_checkpoint
 from pyg_dynbatch.molecules.models import MoleculeModel, WeaveNet
 from pyg_dynbatch.molecules.schema import MoleculeSchema
-from pyg_dynbatch.predict import Entry, predict, predictions
+from pyg_dynbatch.predict import Entry, predict, predictions, write_table
 from pyg_dynbatch.trees.models import TreeClassifier, TreeEncoder
 from pyg_dynbatch.trees.schema import TreeSchema
 
@@ -22,6 +22,7 @@ __all__ = [
     "WeaveNet",
     "predict",
     "predictions",
+    "write_table",
 ]
 
 _MODELS: dict[str, type[Model]] = {"MoleculeModel": MoleculeModel, "TreeClassifier": TreeClassifier}

@@ -14,7 +14,7 @@ import torch
 from torch_geometric.data import Data
 
 from pyg_dynbatch.core.errors import checked_count, mismatch
-from pyg_dynbatch.files import atomic_file
+from pyg_dynbatch.files import atomic_file, existing
 from pyg_dynbatch.model import Model, Table, differences, evaluating, joined_columns
 
 
@@ -144,6 +144,8 @@ def _check_inputs(model: Model, schema: Any) -> None:
 
 
 def _entries(model: Model, source: Any) -> Iterable[Entry]:
+    if isinstance(source, str):
+        existing(source, "a file", hint="a list of texts, to predict texts")
     if isinstance(source, str | Path):
         return model.schema.read(source)
     _check_inputs(model, getattr(source, "schema", None))
@@ -210,15 +212,43 @@ def _values(member: Model, batch: Any) -> torch.Tensor:
 # Tables -------------------------------------------------------------------------------------------
 
 
-def write_table(path: str | Path, parts: Iterable[Table]) -> int:
-    """Write tables one after another to a CSV file, or standard output for ``-``; count the rows.
+class RowCounts(NamedTuple):
+    """How many rows a table has, and how many of them have a fault."""
+
+    rows: int
+    faulty: int
+
+
+def write_table(path: str | Path, parts: Iterable[Table]) -> RowCounts:
+    """Write tables one after another to a CSV file.
 
     A column with several values per row becomes several columns. The last column is ``fault``.
+
+    Args:
+        path: The file, or ``-`` for standard output.
+        parts: What :func:`predictions` yields, or a list of one table of :func:`predict`.
+
+    Returns:
+        The numbers ``rows`` and ``faulty``, of rows and of those with a fault.
+
+    Raises:
+        ValueError: If a later part has columns that no earlier one has.
+
+    Example:
+        >>> from pyg_dynbatch.models import TreeClassifier, TreeSchema
+        >>> from pyg_dynbatch.data import Vocabulary
+        >>> model = TreeClassifier(TreeSchema(2, 2, Vocabulary(["good"])), hidden_channels=4)
+        >>> path = getfixture("tmp_path") / "table.csv"
+        >>> write_table(path, predictions(model, ["(good)", "(good"]))
+        RowCounts(rows=2, faulty=1)
+        >>> path.read_text().splitlines()[0]
+        'example,prediction,probability_0,probability_1,target,fault'
     """
     opened: Any = nullcontext(sys.stdout)
     if str(path) != "-":
         opened = atomic_file(path, newline="", encoding="utf-8")
     rows = 0
+    faulty = 0
     names: list[str] = []
     with opened as file:
         writer = csv.writer(file)
@@ -234,7 +264,8 @@ def write_table(path: str | Path, parts: Iterable[Table]) -> int:
             columns = [map(_cell, part.get(name, blank)) for name in names]
             writer.writerows(zip(*columns, strict=True))
             rows += len(blank)
-    return rows
+            faulty += sum(fault != "" for fault in part["fault"])
+    return RowCounts(rows, faulty)
 
 
 def _held_until_columns_are_known(parts: Iterable[Table]) -> Iterator[Table]:

@@ -5,8 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pyg_dynbatch.models import predict, predictions
-from pyg_dynbatch.predict import write_table
+from pyg_dynbatch.models import predict, predictions, write_table
 from tests.console import rows_of
 from tests.laws.test_records import block, write
 from tests.molecules.molecules import opened
@@ -52,7 +51,8 @@ def test_predictions_are_in_the_rows_of_their_records(
     table = predict(model, path, batch_size=2)
     # The table that is written batch by batch has the same rows and columns.
     output = tmp_path / "table.csv"
-    assert write_table(output, predictions(model, path, batch_size=1)) == len(names)
+    written = write_table(output, predictions(model, path, batch_size=1))
+    assert written == (len(names), len(bad))
     assert list(rows_of(output)[0]) == list(table)
     assert table["id" if suffix == ".csv" else "name"].tolist() == names
     assert table["example"].tolist() == list(range(len(names)))

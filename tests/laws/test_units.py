@@ -14,9 +14,8 @@ from hypothesis import strategies as st
 from pyg_dynbatch.datasets import SplitOptions
 from pyg_dynbatch.lightning import MoleculeFileData
 from pyg_dynbatch.metrics import average_precision, pearson, r2, roc_auc, spearman
-from pyg_dynbatch.models import MoleculeModel, MoleculeSchema, predict
+from pyg_dynbatch.models import MoleculeModel, MoleculeSchema, predict, write_table
 from pyg_dynbatch.molecules.models import TargetScale
-from pyg_dynbatch.predict import write_table
 from tests.console import rows_of
 from tests.molecules.molecules import EVEN, SMALL, SMILES, property_task
 from tests.strategies import few
@@ -118,7 +117,7 @@ def test_a_table_gives_all_digits_back(
     faults = np.full(len(column), "", object)
     table = {"example": np.arange(len(column)), "one": column, "two": column[:, None]}
     table["fault"] = faults
-    assert write_table(path, [table]) == len(column)
+    assert write_table(path, [table]) == (len(column), 0)
     rows = rows_of(path)
     for name in ("one", "two_0"):
         assert np.array_equal(np.array([row[name] for row in rows], column.dtype), column)

@@ -291,6 +291,7 @@ def layer(*given: Any, direction: str = "bottom_up", **options: Any) -> Tensor:
         (lambda: layer(X, torch.tensor([[0, 1], [1, 0]])), "ValueError … has a cycle"),
         (lambda: layer(X[:3], torch.tensor([[0], [5]])), "ValueError … a node that does not exist"),
         (lambda: layer(X[:5], FOUR_CHILDREN), "ValueError … a child beyond the arity"),
+        (lambda: layer(X[:5], FOUR_CHILDREN), "arity=4; or … arity=None … cell='child_sum'"),
         (lambda: layer(X[:3], **ONE_SLOT), "ValueError … two arguments in one slot"),
     ],
 )

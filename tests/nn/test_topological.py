@@ -262,6 +262,7 @@ def attention(*given: Any, **options: Any) -> Tensor:
         (lambda: TopologicalConv(Pair(), "up"), "ValueError … unknown direction"),
         (lambda: attention(X, EDGES, X[:3]), "TypeError … argument 2 does not have one row per"),
         (lambda: attention(X, EDGES, X[:3]), "a tensor [4, ...] … got:      [3, 4]"),
+        (lambda: attention(X, EDGES, RAGGED), "a schedule … schedule=batch.schedule, by name"),
         (lambda: attention(X, EDGES, edge_attr=X[0, 0]), "TypeError … argument edge_attr"),
         (lambda: attention(X), "TypeError … neither a schedule nor dense edges"),
         (lambda: attention(X, torch.tensor([[0], [0]])), "ValueError … has a cycle"),

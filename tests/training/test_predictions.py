@@ -75,6 +75,16 @@ def test_a_file_is_its_lines(fitted: Fitted, tmp_path: Path) -> None:
     assert f"{path}:3" in table["fault"][1]
 
 
+@pytest.mark.parametrize("text", ["((good) (film))", "(good) " * 100])
+def test_a_text_is_no_path(fitted: Fitted, text: str) -> None:
+    model = load(fitted.checkpoint)
+    with pytest.raises(OSError, match="a list of texts, to predict texts"):
+        predict(model, text)
+    with pytest.raises(FileNotFoundError) as caught:
+        predict(model, Path("none.txt"))
+    assert "list of texts" not in str(caught.value)
+
+
 def test_several_models_are_averaged(fitted: Fitted) -> None:
     models = []
     for seed in (1, 2, 3):

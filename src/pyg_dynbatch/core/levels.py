@@ -500,7 +500,10 @@ def _check_slots(source: np.ndarray, target: np.ndarray, slot: np.ndarray, arity
         edge = int((slot >= arity).argmax())
         what = f"schedule_structure: node {target[edge]} has a child beyond the arity"
         wanted, got, where = f"child slots below {arity}", f"slot {slot[edge]}", f"edge {edge}"
-        hint = f"arity={int(slot.max()) + 1}, or arity=None for any number of children"
+        hint = (
+            f"arity={int(slot.max()) + 1}; or for any number of children arity=None of a loader, "
+            "cell='child_sum' of a model"
+        )
         raise mismatch(ValueError, what, wanted, got, where=where, hint=hint)
     place = target * arity + slot
     unique, counts = np.unique(place, return_counts=True)

@@ -214,6 +214,9 @@ def _check_edge_rows(schedule: Levels, edge_rows: Mapping[Any, Any]) -> None:
             wanted = f"a tensor [{schedule.num_edges}, ...]"
             got = list(rows.shape) if isinstance(rows, Tensor) else repr(rows)
             hint = "bind other options of the layer before wrapping it"
+            if isinstance(rows, Levels):
+                got = "a schedule"
+                hint = "schedule=batch.schedule, by name"
             raise mismatch(TypeError, what, wanted, got, hint=hint)
 
 
