@@ -20,11 +20,9 @@ from pyg_dynbatch.trees.text import (
     BracketedTree,
     forest_to_data,
     from_nested,
-    from_networkx,
     parse_bracketed,
     to_bracketed,
     to_nested,
-    to_networkx,
 )
 from pyg_dynbatch.trees.words import Vocabulary, read_word_vectors
 
@@ -50,12 +48,10 @@ __all__ = [
     "allow_batches",
     "forest_to_data",
     "from_nested",
-    "from_networkx",
     "parse_bracketed",
     "parse_smiles",
     "read_molecules",
     "read_word_vectors",
     "to_bracketed",
     "to_nested",
-    "to_networkx",
 ]

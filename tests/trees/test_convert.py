@@ -1,20 +1,18 @@
-"""Trees of nested objects and of networkx are read and written; faults are named."""
+"""Trees of nested objects are read and written; faults are named."""
 
 import re
-import sys
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-import networkx
 import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyg_dynbatch.data import DynTreeData, from_nested, from_networkx, to_nested, to_networkx
+from pyg_dynbatch.data import DynTreeData, from_nested, to_nested
 from pyg_dynbatch.loader import Collater
-from tests.strategies import dags, deep
+from tests.strategies import deep
 
 nested = st.recursive(
     st.integers(0, 9), lambda parts: st.lists(parts, min_size=1, max_size=3).map(tuple)
@@ -118,14 +116,6 @@ def test_shared_objects(root: Any, children: Any, share: Any, count: int) -> Non
     assert dag.num_nodes == count
 
 
-@pytest.mark.parametrize("slot", [0.5, "0", -1])
-def test_slots_of_networkx_are_whole_numbers(slot: Any) -> None:
-    graph = networkx.DiGraph()
-    graph.add_edge("a", "b", at=slot)
-    with pytest.raises(TypeError, match="not its child's position[\\s\\S]*edge 0 -> 1"):
-        from_networkx(graph, slot="at")
-
-
 def test_features_are_floats() -> None:
     with pytest.raises(TypeError, match="from_nested: dtype is that of features"):
         from_nested((1, 2), features=lambda node: [1.5], dtype=torch.int64)
@@ -179,29 +169,24 @@ GIVEN = [
 @pytest.mark.parametrize(("row", "dtype", "expected"), [each[1:] for each in GIVEN])
 @pytest.mark.parametrize("default", [F32, F64])
 def test_the_dtype_is_that_of_what_is_given(row: Any, dtype: Any, expected: Any, default) -> None:
-    """Features and labels, from nested objects and from networkx, with and without gaps."""
-    graph = networkx.DiGraph([(0, 1), (0, 2)])
-    graph.add_node(1, row=row, label=row[1])
-    graph.add_node(2, row=row, label=row[0])
+    """Features and labels, with and without gaps."""
     torch.set_default_dtype(default)
     try:
-        nested = from_nested(
+        tree = from_nested(
             (1, 2),
             token=no_token,
             features=lambda n: None if n == (1, 2) else row,
             label=lambda n: None if n == (1, 2) else row[n % 2],
             dtype=dtype,
         )
-        other = from_networkx(graph, features="row", label="label", dtype=dtype)
     finally:
         torch.set_default_dtype(F32)
     expected = expected or default
     values = torch.as_tensor(row, dtype=expected)
     is_whole = all(isinstance(each, int) for each in row)
-    for tree in (nested, other):
-        assert tree.x.dtype == expected and tree.x.tolist() == [[0, 0], *[values.tolist()] * 2]
-        labels = torch.as_tensor(row) if is_whole else values
-        assert tree.y.dtype == labels.dtype and tree.y[1:].tolist() == labels.flip(0).tolist()
+    assert tree.x.dtype == expected and tree.x.tolist() == [[0, 0], *[values.tolist()] * 2]
+    labels = torch.as_tensor(row) if is_whole else values
+    assert tree.y.dtype == labels.dtype and tree.y[1:].tolist() == labels.flip(0).tolist()
 
 
 ARRAYS = [np.array, torch.tensor, list, iter]
@@ -215,53 +200,10 @@ def test_children_in_arrays(make: Any) -> None:
     assert from_nested([*make([3, 4])]).token.tolist() == [-1, 3, 4]
 
 
-@given(dags(repeats=True))
-def test_networkx_there_and_back(dag) -> None:
-    number = torch.arange(dag.num_nodes)
-    data = DynTreeData(dag.edge_index, dag.child_slot, token=number % 3 - 1, y=number % 4 - 1)
-    graph = to_networkx(data)
-    assert networkx.is_directed_acyclic_graph(graph)
-    again = from_networkx(graph, token="token", label="y", slot="child_slot")
-
-    def edges(data: DynTreeData) -> list[tuple[int, ...]]:
-        return sorted(zip(*data.edge_index.tolist(), data.child_slot.tolist(), strict=True))
-
-    assert set(again.keys()) == {*data.keys(), "has_input"} and edges(again) == edges(data)
-    for key in ("token", "y", "depth", "root_index"):
-        assert torch.equal(again[key], data[key])
-    assert torch.equal(again.has_input, data.token >= 0)
-
-
-def test_attributes_of_networkx() -> None:
-    graph = networkx.DiGraph([("+", "b"), ("+", "a"), ("a", "c")])
-    data = from_networkx(graph).validate(require_tree=True)
-    assert data.edge_index.tolist() == [[1, 2, 3], [0, 0, 2]]
-    assert data.child_slot.tolist() == [0, 1, 0], "the order of the edges"
-    assert "token" not in data
-    data = DynTreeData(
-        torch.tensor([[0, 1], [2, 2]]),
-        x=torch.tensor([[1.0, 2.0], [0.0, 0.0], [0.0, 0.0]]),
-        y=torch.tensor([float("nan"), 0.5, -1.0]),
-        has_input=torch.tensor([True, False, False]),
-    )
-    graph = to_networkx(data)
-    # Among floats, -1 is a label like others.
-    assert dict(graph.nodes(data=True)) == {0: {"x": [1.0, 2.0]}, 1: {"y": 0.5}, 2: {"y": -1.0}}
-    again = from_networkx(graph, label="y", features="x")
-    assert torch.equal(again.x, data.x) and torch.equal(again.has_input, data.has_input)
-    assert torch.equal(again.y.nan_to_num(7), data.y.nan_to_num(7))
-    single = networkx.DiGraph()
-    single.add_node("only")
-    assert from_networkx(single).edge_index.shape == (2, 0)
-
-
-@pytest.mark.parametrize(
-    ("there", "back"), [(to_nested, from_nested), (to_networkx, from_networkx)]
-)
-def test_deep_trees_need_no_recursion(there, back) -> None:
+def test_deep_trees_need_no_recursion() -> None:
     dag = deep(5_000)
     tree = DynTreeData(dag.edge_index, dag.child_slot, num_nodes=dag.num_nodes)
-    assert int(back(there(tree)).depth.max()) == int(tree.depth.max()) > 4_000
+    assert int(from_nested(to_nested(tree)).depth.max()) == int(tree.depth.max()) > 4_000
 
 
 BIG = 2**24 + 1  # the first whole number that float32 lacks
@@ -300,14 +242,6 @@ FAULTS = [
     (TypeError, lambda: from_nested(1, token=lambda _: 1.5), "the token of node 0 is not a"),
     (TypeError, lambda: from_nested(1, label=lambda _: "good"), "the label of node 0 is not a"),
     (ValueError, lambda: to_nested(FOREST), "the example is not a single tree or DAG"),
-    (ValueError, lambda: from_networkx(networkx.path_graph(3)), "the graph is undirected"),
-    (ValueError, lambda: from_networkx(networkx.DiGraph()), "the graph is empty"),
-    (ValueError, lambda: from_networkx(networkx.DiGraph([(0, 1), (1, 0)])), "has a cycle"),
-    (
-        ValueError,
-        lambda: from_networkx(networkx.DiGraph([(0, 1)]), slot="place"),
-        "an edge has no attribute 'place'",
-    ),
 ]
 
 
@@ -317,26 +251,13 @@ def test_faults(kind: type[Exception], call: Any, words: str) -> None:
         call()
 
 
-def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "networkx", None)
-    match = r"networkx is not installed[\s\S]*pip install 'pyg_dynbatch\[trees\]'"
-    with pytest.raises(ImportError, match=match):
-        to_networkx(FOREST)
-
-
 def test_features_decide_which_nodes_read_an_input() -> None:
     rows = {"and": [1.0], "or": None, "a": None}
-    nested = from_nested(
+    tree = from_nested(
         ("and", [("a", []), ("or", [("a", [])])]),
         lambda node: node[1],
         token=lambda node: 3 if node[0] == "a" else None,
         features=lambda node: rows[node[0]],
     )
-    graph = networkx.DiGraph([(0, 1), (0, 2), (2, 3)])
-    graph.nodes[0]["vector"] = [1.0]
-    graph.nodes[1]["word"] = graph.nodes[3]["word"] = 3
-    for tree in (nested, from_networkx(graph, token="word", features="vector")):
-        assert tree.token.tolist() == [-1, 3, -1, 3]
-        assert Collater()([tree]).schedule.input_node.tolist() == [0]
-    words = from_networkx(graph, token="word")
-    assert Collater()([words]).schedule.input_node.tolist() == [1, 3]
+    assert tree.token.tolist() == [-1, 3, -1, 3]
+    assert Collater()([tree]).schedule.input_node.tolist() == [0]

@@ -1,4 +1,4 @@
-"""Convert trees from and to nested objects, networkx and text: brackets or parent pointers."""
+"""Convert trees from and to nested objects, and read bracketed text."""
 
 import math
 import re
@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pyg_dynbatch.core.errors import checked_choice, describe_value, mismatch, optional
+from pyg_dynbatch.core.errors import checked_choice, describe_value, mismatch
 from pyg_dynbatch.core.structure import depth_of, roots_of
 from pyg_dynbatch.trees.data import DynTreeData, children_of, depths_below
 from pyg_dynbatch.trees.words import Vocabulary
@@ -319,114 +319,6 @@ def _leaf_token(value: Any) -> int | None:
         return number
     what, expected = "from_nested: a leaf is not a token", "an int, the row of the vocabulary"
     raise mismatch(ValueError, what, expected, repr(value)[:60], hint="token=vocabulary.row")
-
-
-def from_networkx(
-    graph: Any,
-    *,
-    token: str | None = None,
-    label: str | None = None,
-    features: str | None = None,
-    slot: str | None = None,
-    dtype: torch.dtype | None = None,
-) -> DynTreeData:
-    """Read a ``networkx.DiGraph`` or ``MultiDiGraph``; nodes are numbered in the graph's order.
-
-    Args:
-        graph: The graph, whose edges point to the children, as in networkx's arborescences;
-            otherwise pass ``graph.reverse()``.
-        token: Name of the node attribute with the row of the vocabulary; nodes may lack it.
-        label: Name of the node attribute with the label; nodes may lack it.
-        features: Name of the node attribute with the input features; nodes may lack it. They have
-            ``has_input`` where they have it; without ``features`` where they have a token.
-        slot: Name of the edge attribute with the child's slot; by default the order of the edges.
-        dtype: Of features and float labels, as in :func:`from_nested`.
-
-    Raises:
-        ValueError: If the graph is undirected, empty, or has a cycle, an edge lacks ``slot``, or
-            a whole number would be rounded.
-
-    Example:
-        >>> import networkx
-        >>> from_networkx(networkx.DiGraph([("+", "a"), ("+", "b")])).edge_index.tolist()
-        [[1, 2], [0, 0]]
-    """
-    if not graph.is_directed() or not len(graph):
-        what = "from_networkx: the graph is " + ("empty" if graph.is_directed() else "undirected")
-        raise mismatch(ValueError, what, "a DiGraph or MultiDiGraph with at least one node", graph)
-    number = {node: i for i, node in enumerate(graph)}
-    ends = [(number[child], number[parent]) for parent, child in graph.edges()]
-    child_slot = None
-    if slot is not None:
-        slots = [found for _, _, found in graph.edges(data=slot)]
-        if None in slots:
-            child, parent = ends[slots.index(None)]
-            what = f"from_networkx: an edge has no attribute {slot!r}"
-            where = f"edge {parent} -> {child} (node numbers)"
-            raise mismatch(ValueError, what, "the child's position on every edge", where=where)
-        child_slot = torch.tensor(_slots(slots, ends))
-    columns = (
-        None if name is None else [found for _, found in graph.nodes(data=name)]
-        for name in (token, label, features)
-    )
-    fields = _node_fields("from_networkx", *columns, dtype=dtype)
-    edge_index = torch.tensor(ends, dtype=torch.long).view(-1, 2).t().contiguous()
-    return DynTreeData(edge_index, child_slot, num_nodes=len(graph), **fields)
-
-
-def _slots(slots: list[Any], ends: list[tuple[int, int]]) -> list[int]:
-    """Check that the slots of edges are whole numbers from 0."""
-    for (child, parent), slot in zip(ends, slots, strict=True):
-        if not isinstance(_plain(slot), Integral) or slot < 0:
-            raise mismatch(
-                TypeError,
-                "from_networkx: the slot of an edge is not its child's position",
-                "a whole number from 0",
-                repr(slot),
-                where=f"edge {parent} -> {child} (node numbers)",
-            )
-    return [int(slot) for slot in slots]
-
-
-def to_networkx(data: DynTreeData) -> Any:
-    """Build a ``networkx.DiGraph`` (a ``MultiDiGraph`` where a child is used twice by a node).
-
-    Edges point to the children. Nodes have the attributes ``token``, ``y``, ``x``; edges, in the
-    order of the slots, ``child_slot``.
-
-    Args:
-        data: The example.
-
-    Raises:
-        ImportError: If networkx is missing.
-
-    Example:
-        >>> list(to_networkx(from_nested((5, 6))).edges)
-        [(0, 1), (0, 2)]
-    """
-    networkx = optional("networkx", "to_networkx: networkx is not installed", "trees")
-    edges = data.edge_index
-    repeated = edges.unique(dim=1).size(1) < edges.size(1)
-    graph = networkx.MultiDiGraph() if repeated else networkx.DiGraph()
-    columns = {key: data[key].tolist() for key in ("token", "y", "x", "has_input") if key in data}
-    for node in range(data.num_nodes):
-        found = {key: values[node] for key, values in columns.items()}
-        if found.get("token", 0) < 0:
-            del found["token"]
-        if _is_unlabelled(found.get("y", 0)):
-            del found["y"]
-        if not found.pop("has_input", True):
-            found.pop("x", None)
-        graph.add_node(node, **found)
-    slots, order = data.child_slot.sort(stable=True)
-    for child, parent, slot in zip(*edges[:, order].tolist(), slots.tolist(), strict=True):
-        graph.add_edge(parent, child, child_slot=slot)
-    return graph
-
-
-def _is_unlabelled(label: int | float) -> bool:
-    # -1 is a label like others among floats, where NaN is none.
-    return math.isnan(label) if isinstance(label, float) else label == -1
 
 
 # Text ---------------------------------------------------------------------------------------------
