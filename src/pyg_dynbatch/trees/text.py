@@ -4,7 +4,7 @@ import math
 import re
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import partial, reduce
+from functools import partial
 from numbers import Integral, Real
 from typing import Any
 
@@ -19,6 +19,7 @@ from pyg_dynbatch.trees.words import Vocabulary
 
 UNLABELLED = -1
 NO_PARENT = -1
+NO_TOKEN = -1
 
 # Objects ------------------------------------------------------------------------------------------
 
@@ -30,8 +31,7 @@ def from_nested(
     token: Callable[[Any], int | None] | None = None,
     label: Callable[[Any], int | float | None] | None = None,
     features: Callable[[Any], Sequence[float] | np.ndarray | Tensor | None] | None = None,
-    share: bool | Callable[[Any], Hashable] = False,
-    dtype: torch.dtype | None = None,
+    share: Callable[[Any], Hashable] | None = None,
     max_nodes: int = 1_000_000,
 ) -> DynTreeData:
     """Read a tree from nested objects; node 0 is the root; in trees, parents come before children.
@@ -44,22 +44,18 @@ def from_nested(
         root: The outermost object.
         children: Returns an object's children in order; None or nothing for a leaf.
         token: Returns an object's row of the vocabulary, None for no token.
-        label: Returns an object's label, None for no label; floats make a float ``y``.
+        label: Returns an object's label, None for no label. ``y`` has the dtype that torch gives
+            to these numbers, and -1, or NaN among floats, for no label.
         features: Returns an object's input features, None for none. ``has_input`` is true at the
             objects with features; without ``features`` at those with a token.
-        share: Which objects are one node with several parents: those for which a function returns
-            equal keys, None for an object that is not shared. True: equal objects of one class, or
-            the same object if it cannot be hashed; ``id``: the same object. False: none.
-        dtype: Of the features, and of labels that are floats. By default that of what is given;
-            Python's numbers have torch's default dtype, as in ``torch.tensor``.
+        share: Returns a key; objects with equal keys are one node with several parents, and one
+            with the key None is not shared. ``share=id`` shares what is the same object.
         max_nodes: Most nodes, at which an endless tree ends.
 
     Raises:
         ValueError: If ``root`` is None, an object contains itself, a leaf is not a token, there are
-            too many nodes, the features differ in width, a whole number would be rounded, or an
-            object to share is nested too deeply to hash.
-        TypeError: If a token is not a whole number, a label is not a number, or ``dtype`` is not
-            that of floats.
+            too many nodes, or the features differ in width.
+        TypeError: If a token is not a whole number, or a label is not a number.
 
     Example:
         >>> tree = from_nested((5, (6, 7)))
@@ -67,16 +63,33 @@ def from_nested(
         ([-1, 5, -1, 6, 7], [[1, 2, 3, 4], [0, 0, 2, 2]])
         >>> to_nested(tree)
         (5, (6, 7))
-        >>> from_nested(((6, 7), (6, 7)), share=True).edge_index.tolist()
+        >>> from_nested(((6, 7), (6, 7)), share=lambda part: part).edge_index.tolist()
         [[1, 2, 3, 1], [0, 1, 1, 0]]
     """
     if children is None and token is None:
         token = _leaf_token
-    key_of = _EqualityKey() if share is True else share or (lambda value: None)
-    objects, structure = _walk(root, children or _parts, key_of, max_nodes)
-    getters: tuple[Any, ...] = (token, label, features)
-    columns = [None if get is None else map(get, objects) for get in getters]
-    return DynTreeData(**structure, **_node_fields("from_nested", *columns, dtype=dtype))
+    objects, edges = _walk(root, children or _parts, share, max_nodes)
+    edge_columns = torch.tensor(edges, dtype=torch.long).view(-1, 3).t().contiguous()
+
+    fields: dict[str, Tensor] = {}
+    if token is not None:
+        fields["token"] = _token_column([token(value) for value in objects])
+        fields["has_input"] = fields["token"] >= 0
+    if label is not None:
+        fields["y"] = _label_column([label(value) for value in objects])
+    if features is not None:
+        rows = [features(value) for value in objects]
+        fields["x"] = _feature_matrix(rows)
+        fields["has_input"] = torch.tensor([row is not None for row in rows])
+
+    is_tree = len(edges) == len(objects) - 1
+    return DynTreeData(
+        edge_index=edge_columns[:2],
+        child_slot=edge_columns[2],
+        depth=_tree_depths(edges) if is_tree else None,
+        num_nodes=len(objects),
+        **fields,
+    )
 
 
 def to_nested(data: DynTreeData, make: Callable[[int, tuple[Any, ...]], Any] | None = None) -> Any:
@@ -99,210 +112,85 @@ def to_nested(data: DynTreeData, make: Callable[[int, tuple[Any, ...]], Any] | N
     if root.numel() != 1:
         what = "to_nested: the example is not a single tree or DAG"
         raise mismatch(ValueError, what, "one root", f"{root.numel()} roots")
-    tokens = data.token.tolist() if "token" in data else [-1] * data.num_nodes
+    tokens = data.token.tolist() if "token" in data else [NO_TOKEN] * data.num_nodes
     leaves = [node if token < 0 else token for node, token in enumerate(tokens)]
     make = make or (lambda node, parts: parts or leaves[node])
+
     children = children_of(data)
-    for node, taken in enumerate(children):
-        slots = [slot for slot, _ in taken]
-        if len(slots) > len({*slots}):
+    objects: list[Any] = [None] * data.num_nodes
+    for node in depth_of(data.edge_index, data.num_nodes).argsort(stable=True).tolist():
+        child_in = dict(children[node])
+        if len(child_in) < len(children[node]):
+            slots = [slot for slot, _ in children[node]]
             what = "to_nested: two children are in one slot"
             raise mismatch(ValueError, what, "different slots", slots, where=f"node {node}")
-    made: list[Any] = [None] * data.num_nodes
-    for node in depth_of(data.edge_index, data.num_nodes).argsort(stable=True).tolist():
-        below = dict(children[node])
-        parts = (made[below[i]] if i in below else None for i in range(max(below, default=-1) + 1))
-        made[node] = make(node, tuple(parts))
-    return made[int(root)]
+        num_slots = 1 + max(child_in, default=-1)
+        parts = [objects[child_in[i]] if i in child_in else None for i in range(num_slots)]
+        objects[node] = make(node, tuple(parts))
+    return objects[int(root)]
 
 
-class _EqualityKey:
-    """Return equal keys for equal objects of one class; one that cannot be hashed equals itself.
-
-    Tuples are keyed from the inside, each once: Python hashes all that is in them at every level.
-    """
-
-    def __init__(self) -> None:
-        self._numbers: dict[Hashable, int] = {}  # of tuples, by the keys of their parts
-        self._known: dict[int, tuple[Any, Hashable]] = {}  # tuples and their keys, by identity
-
-    def __call__(self, value: Any) -> Hashable:
-        waiting = [value] if isinstance(value, tuple) else []
-        while waiting:
-            inner = waiting[-1]
-            below = [part for part in inner if isinstance(part, tuple)]
-            if unknown := [part for part in below if id(part) not in self._known]:
-                waiting += unknown
-                continue
-            parts = type(inner), *map(self._key, inner)
-            number = self._numbers.setdefault(parts, len(self._numbers))
-            self._known[id(inner)] = inner, (type(inner), number)
-            waiting.pop()
-        return self._key(value)
-
-    def _key(self, value: Any) -> Hashable:
-        if isinstance(value, tuple):
-            return self._known[id(value)][1]
-        try:
-            hash(value)
-        except TypeError:
-            return None, id(value)
-        except RecursionError as error:
-            what = f"from_nested: an object of {type(value).__name__} is nested too deeply to hash"
-            hint = "share=id, or a function that returns a key"
-            raise mismatch(ValueError, what, "an object to compare", hint=hint) from error
-        return type(value), value
+Edge = tuple[int, int, int]
+"""Child, parent and slot."""
 
 
 def _walk(
     root: Any,
     children: Callable[[Any], Iterable[Any] | None],
-    key_of: Callable[[Any], Hashable],
+    share: Callable[[Any], Hashable] | None,
     max_nodes: int,
-) -> tuple[list[Any], dict[str, Any]]:
+) -> tuple[list[Any], list[Edge]]:
     """Visit nested objects, parents first and children in order; return them and their edges."""
     if root is None:
         raise mismatch(ValueError, "from_nested: the tree is empty", "an object", None)
     objects: list[Any] = []  # by node; keeps them alive, so that no identity is used twice
-    edges: list[tuple[int, int, int]] = []  # child, parent, slot
+    edges: list[Edge] = []
     node_of: dict[Hashable, int] = {}  # by key, or by identity
-    above: set[Hashable] = set()  # keys or identities of the objects that are being visited
+    ancestors: set[Hashable] = set()  # keys or identities of the objects that are being visited
+
     # Object, parent and slot; or with slot -1 the identity of an object whose children are done.
-    stack: list[tuple[Any, int, int]] = [(root, -1, 0)]
+    stack: list[tuple[Any, int, int]] = [(root, NO_PARENT, 0)]
     while stack:
         value, parent, slot = stack.pop()
         if slot < 0:
-            above.discard(value)
+            ancestors.discard(value)
             continue
-        key = key_of(value)
+        key = None if share is None else share(value)
         # A tuple, so that a key which is an integer is never taken for an `id`.
         identity = id(value) if key is None else (key,)
-        if identity in above:
-            what, where = "from_nested: an object contains itself", f"slot {slot} of node {parent}"
-            got = f"{type(value).__name__} at node {node_of[identity]}"
-            raise mismatch(ValueError, what, got=got, where=where)
-        node = len(objects) if key is None else node_of.get(identity, len(objects))
-        if parent >= 0:
+        if identity in ancestors:
+            what = "from_nested: an object contains itself"
+            where = f"slot {slot} of node {parent}"
+            again = f"{type(value).__name__} at node {node_of[identity]}"
+            raise mismatch(ValueError, what, got=again, where=where)
+        is_new = key is None or identity not in node_of
+        node = len(objects) if is_new else node_of[identity]
+        if parent != NO_PARENT:
             edges.append((node, parent, slot))
-        if node < len(objects):
+        if not is_new:
             continue
         if node >= max_nodes:
-            what, expected = "from_nested: the tree is too large, or endless", f"{max_nodes} nodes"
+            what = "from_nested: the tree is too large, or endless"
             hint = "share=… if children are made anew at every visit, or a larger max_nodes"
-            raise mismatch(ValueError, what, expected, "more", hint=hint)
+            raise mismatch(ValueError, what, f"{max_nodes} nodes", "more", hint=hint)
         objects.append(value)
         node_of[identity] = node
-        found = children(value)
-        parts = [] if found is None else list(found)
-        if parts:
-            above.add(identity)
-            below = [(part, node, i) for i, part in enumerate(parts) if part is not None]
-            stack += [(identity, node, -1), *reversed(below)]
-    ends = torch.tensor(edges, dtype=torch.long).view(-1, 3).t().contiguous()
-    structure = {"edge_index": ends[:2], "child_slot": ends[2], "num_nodes": len(objects)}
-    if len(edges) == len(objects) - 1:  # a tree
-        parents = [-1] * len(objects)
-        for child, parent, _ in edges:
-            parents[child] = parent
-        structure["depth"] = torch.tensor(depths_below(parents))
-    return objects, structure
+        parts = children(value)
+        below = [] if parts is None else list(parts)
+        if below:
+            ancestors.add(identity)
+            stack.append((identity, node, -1))
+            visits = [(part, node, i) for i, part in enumerate(below) if part is not None]
+            stack.extend(reversed(visits))
+    return objects, edges
 
 
-def _checked_dtype(name: str, dtype: torch.dtype | None) -> torch.dtype | None:
-    if dtype is not None and not dtype.is_floating_point:
-        what = f"{name}: dtype is that of features and of labels that are floats"
-        raise mismatch(TypeError, what, "a floating-point dtype", dtype)
-    return dtype
-
-
-def _node_fields(
-    name: str, tokens: Any, labels: Any = None, features: Any = None, *, dtype: torch.dtype | None
-) -> dict[str, Any]:
-    """Return the fields ``token``, ``y``, ``x`` and ``has_input``, given one value per node."""
-    fields: dict[str, Any] = {}
-    dtype = _checked_dtype(name, dtype)
-    if tokens is not None:
-        rows = [-1 if v is None else v for v in _numbers(tokens, Integral, f"{name}: the token")]
-        fields["token"] = torch.tensor(rows, dtype=torch.long)
-        fields["has_input"] = fields["token"] >= 0
-    if labels is not None:
-        fields["y"] = _labels(f"{name}: the label", list(labels), dtype)
-    if features is not None:
-        fields |= _features(name, list(features), dtype)
-    return fields
-
-
-def _labels(what: str, labels: list[Any], dtype: torch.dtype | None) -> Tensor:
-    """Return int64 labels, or float ones if a label is a float."""
-    values = _numbers(labels, Real, what)
-    if all(value is None or isinstance(value, Integral) for value in values):
-        return torch.tensor([UNLABELLED if v is None else int(v) for v in values])
-    y = torch.full((len(values),), math.nan, dtype=dtype or _float_dtype(labels))
-    for node, value in enumerate(values):
-        if isinstance(value, Integral):
-            y[node] = _exact(f"{what} of node {node}", torch.tensor(int(value)), y.dtype, dtype)
-        elif value is not None:
-            y[node] = float(value)
-    return y
-
-
-def _features(name: str, rows: list[Any], dtype: torch.dtype | None) -> dict[str, Tensor]:
-    given = {
-        node: torch.as_tensor(row, dtype=dtype).flatten()
-        for node, row in enumerate(rows)
-        if row is not None
-    }
-    widths = {row.numel(): node for node, row in given.items()}
-    if len(widths) != 1:
-        got = ", ".join(f"{width} at node {node}" for width, node in widths.items())
-        what = f"{name}: the width of the features is unclear"
-        raise mismatch(ValueError, what, "one width", got or "no features at all")
-    x = torch.zeros(len(rows), *widths, dtype=dtype or _float_dtype(given.values()))
-    nodes = torch.tensor(list(given))
-    exact = [_exact(f"{name}: a feature of node {n}", v, x.dtype, dtype) for n, v in given.items()]
-    has_input = torch.zeros(len(rows), dtype=torch.bool)
-    has_input[nodes] = True
-    return {"x": x.index_copy(0, nodes, torch.stack(exact)), "has_input": has_input}
-
-
-def _float_dtype(values: Iterable[Any]) -> torch.dtype:
-    """Return the dtype of the floats among values; those of Python have torch's default."""
-    default = torch.get_default_dtype()
-    examples = {getattr(value, "dtype", type(value)): value for value in values}
-    dtypes = [
-        torch.as_tensor(each).dtype if hasattr(each, "dtype") else default
-        for each in examples.values()
-        if each is not None and not isinstance(each, Integral)
-    ]
-    floats = [dtype for dtype in dtypes if dtype.is_floating_point]
-    return reduce(torch.promote_types, floats or [default])
-
-
-def _exact(what: str, value: Tensor, dtype: torch.dtype, chosen: torch.dtype | None) -> Tensor:
-    """Convert a value; one that would be rounded is an error, unless the dtype was chosen."""
-    converted = value.to(dtype)
-    if chosen is None and not torch.equal(converted.to(value.dtype), value):
-        expected, got = f"numbers that {dtype} holds", value.tolist()
-        raise mismatch(
-            ValueError, f"{what} would be rounded", expected, got, hint="dtype=torch.float64"
-        )
-    return converted
-
-
-def _numbers(values: Iterable[Any], kind: type[Any], what: str) -> list[Any]:
-    found = [_plain(value) for value in values]
-    for node, value in enumerate(found):
-        if value is not None and not isinstance(value, kind):
-            wanted = "a whole number, or None" if kind is Integral else "a number, or None"
-            hint = "Vocabulary.row numbers words" if isinstance(value, str) else ""
-            facts = (f"{what} of node {node} is not a number", wanted, repr(value)[:60])
-            raise mismatch(TypeError, *facts, hint=hint)
-    return found
-
-
-def _plain(value: Any) -> Any:
-    """Turn a number of numpy or torch into one of Python."""
-    return value.item() if getattr(value, "ndim", None) == 0 else value
+def _tree_depths(edges: Sequence[Edge]) -> Tensor:
+    """Return the depths of a tree whose parents come before their children."""
+    parents = [NO_PARENT] * (len(edges) + 1)
+    for child, parent, _ in edges:
+        parents[child] = parent
+    return torch.tensor(depths_below(parents))
 
 
 def _parts(value: Any) -> Iterable[Any]:
@@ -317,8 +205,59 @@ def _leaf_token(value: Any) -> int | None:
     number = _plain(value)
     if isinstance(number, int) and not isinstance(number, bool):
         return number
-    what, expected = "from_nested: a leaf is not a token", "an int, the row of the vocabulary"
+    what = "from_nested: a leaf is not a token"
+    expected = "an int, the row of the vocabulary"
     raise mismatch(ValueError, what, expected, repr(value)[:60], hint="token=vocabulary.row")
+
+
+def _token_column(tokens: list[Any]) -> Tensor:
+    """Return the tokens of all nodes, -1 for none."""
+    _check_numbers("token", tokens, Integral, "a whole number, or None")
+    return torch.tensor([NO_TOKEN if token is None else int(token) for token in tokens])
+
+
+def _label_column(labels: list[Any]) -> Tensor:
+    """Return the labels of all nodes: int64 with -1 for none, or floats with NaN."""
+    _check_numbers("label", labels, Real, "a number, or None")
+    is_labelled = torch.tensor([label is not None for label in labels])
+    if not is_labelled.any():
+        return torch.full((len(labels),), UNLABELLED)
+    numbers = torch.stack([torch.as_tensor(label) for label in labels if label is not None])
+    if numbers.is_floating_point():
+        y = torch.full((len(labels),), math.nan, dtype=numbers.dtype)
+    else:
+        y = torch.full((len(labels),), UNLABELLED)
+    y[is_labelled] = numbers.to(y.dtype)
+    return y
+
+
+def _feature_matrix(rows: list[Any]) -> Tensor:
+    """Return the features of all nodes, zeros for none."""
+    vectors = {n: torch.as_tensor(row).flatten() for n, row in enumerate(rows) if row is not None}
+    node_of_width = {vector.numel(): node for node, vector in vectors.items()}
+    if len(node_of_width) != 1:
+        widths = [f"{width} at node {node}" for width, node in node_of_width.items()]
+        what = "from_nested: the width of the features is unclear"
+        raise mismatch(ValueError, what, "one width", ", ".join(widths) or "no features at all")
+    features = torch.stack(list(vectors.values()))
+    if not features.is_floating_point():
+        features = features.to(torch.get_default_dtype())
+    x = features.new_zeros(len(rows), features.size(1))
+    x[list(vectors)] = features
+    return x
+
+
+def _check_numbers(name: str, values: list[Any], kind: type[Any], expected: str) -> None:
+    for node, value in enumerate(values):
+        if value is not None and not isinstance(_plain(value), kind):
+            what = f"from_nested: the {name} of node {node} is not a number"
+            hint = "Vocabulary.row numbers words" if isinstance(value, str) else ""
+            raise mismatch(TypeError, what, expected, repr(value)[:60], hint=hint)
+
+
+def _plain(value: Any) -> Any:
+    """Turn a number of numpy or torch into one of Python."""
+    return value.item() if getattr(value, "ndim", None) == 0 else value
 
 
 # Text ---------------------------------------------------------------------------------------------
