@@ -41,141 +41,156 @@ NODE_FIELDS = ("depth", "token", "x", "y", "has_input")
 EDGE_FIELDS = ("child_slot",)
 _NAMED = (*NODE_FIELDS, *EDGE_FIELDS, "root_index")
 
-# Dtypes and axes of each field; an axis of unknown size, such as "feature", may have any length.
-_FORMS = {
-    "edge_index": ("int64", "2 edge"),
-    "child_slot": ("int64", "edge"),
-    "depth": ("int64", "node"),
-    "token": ("int64", "node"),
-    "has_input": ("bool or integers 0 and 1", "node"),
-    "x": ("floating-point", "node feature"),
-    "y": ("int64 or floating-point", "node"),
-    "root_index": ("int64", "root"),
-}
-_OPTIONAL = ("token", "has_input", "x", "y")
+_INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+_FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _DTYPES: dict[str, tuple[torch.dtype, ...]] = {
     "int64": (torch.int64,),
-    "bool or integers 0 and 1": (
-        torch.bool,
-        torch.uint8,
-        torch.int8,
-        torch.int16,
-        torch.int32,
-        torch.int64,
-    ),  # fmt: skip
-    "floating-point": (torch.float32, torch.float64, torch.float16, torch.bfloat16),
     "int64 or floating-point": (torch.int64, torch.float32, torch.float64),
+    "bool or integers 0 and 1": (torch.bool, *_INTEGERS),
+    "floating-point": _FLOATS,
 }
 
 
-def check_edge_form(edge_index: Any, *, name: str) -> None:
+def _fault(problem: str, expected: object, got: object, hint: str = "") -> ValueError:
+    return mismatch(ValueError, f"DynTreeData: {problem}", expected, got, hint=hint)
+
+
+def _hint_for(key: str) -> str:
+    """Return how to correct a field that does not belong to the edges, if it is computed."""
+    is_computed = key in ("child_slot", "depth", "root_index")
+    return f"leave {key} out: it is computed from edge_index" if is_computed else ""
+
+
+def _first_true(mask: Tensor) -> int | None:
+    """Return where a mask is first true."""
+    positions = mask.nonzero()
+    return int(positions[0]) if positions.numel() else None
+
+
+def _check_edge_form(edge_index: Any, *, name: str) -> None:
     """Check that edges are an int64 tensor ``[2, edge]``."""
     is_tensor = isinstance(edge_index, Tensor) and edge_index.dtype == torch.int64
     if not is_tensor or edge_index.dim() != 2 or edge_index.size(0) != 2:
+        problem = f"{name}: edge_index has an invalid shape or dtype"
         expected = "int64 tensor [2, edge], row 0 the children, row 1 the parents"
-        what = f"{name}: edge_index has an invalid shape or dtype"
-        raise mismatch(ValueError, what, expected, describe_value(edge_index))
+        raise mismatch(ValueError, problem, expected, describe_value(edge_index))
 
 
-def hint_for(key: str) -> str:
-    """Return how to correct a field that does not belong to the edges, if it is computed."""
-    computed = key in ("child_slot", "depth", "root_index")
-    return f"leave {key} out: it is computed from edge_index" if computed else ""
+def _check_forms(data: "DynTreeData", num_nodes: int) -> None:
+    """Check dtype and shape of every field."""
+    _check_edge_form(getattr(data, "edge_index", None), name="DynTreeData")
+    num_edges = data.edge_index.size(1)
+    _check_form(data, "child_slot", "int64", [num_edges], "one per edge")
+    _check_form(data, "depth", "int64", [num_nodes], "one per node")
+    _check_form(data, "root_index", "int64", ["root"])
+    # The others may be left out.
+    if _has(data, "token"):
+        _check_form(data, "token", "int64", [num_nodes], "one per node")
+    if _has(data, "has_input"):
+        _check_form(data, "has_input", "bool or integers 0 and 1", [num_nodes], "one per node")
+    if _has(data, "x"):
+        _check_form(data, "x", "floating-point", [num_nodes, "feature"], "one per node")
+    if _has(data, "y"):
+        _check_form(data, "y", "int64 or floating-point", [num_nodes], "one per node")
+    if _has(data, "target"):
+        target = data.target
+        if not isinstance(target, Tensor) or target.shape[:1] != (1,):
+            problem = "target has an invalid shape or dtype"
+            expected = "tensor [1] or [1, value], one row per example"
+            raise _fault(problem, expected, describe_value(target), "target.unsqueeze(0)")
 
 
-def _fault(where: str, what: str, expected: object, got: object, hint: str = "") -> ValueError:
-    return mismatch(ValueError, f"DynTreeData: {what}", expected, got, where=where, hint=hint)
+def _has(data: "DynTreeData", key: str) -> bool:
+    return getattr(data, key, None) is not None
 
 
-def _first(mask: Tensor) -> int | None:
-    """Return where a mask is first true."""
-    found = mask.nonzero()
-    return int(found[0]) if found.numel() else None
+def _check_form(
+    data: "DynTreeData", key: str, dtype: str, shape: Sequence[int | str], unit: str = ""
+) -> None:
+    """Check one field; an axis with a name, such as ``"feature"``, may have any length."""
+    value: Any = getattr(data, key, None)
+    is_right = isinstance(value, Tensor) and value.dtype in _DTYPES[dtype]
+    if is_right and value.dim() == len(shape):
+        sizes = zip(value.shape, shape, strict=True)
+        if all(isinstance(expected, str) or size == expected for size, expected in sizes):
+            return
+    axes = ", ".join(map(str, shape))
+    expected_form = f"{dtype} tensor [{axes}]"
+    if unit:
+        expected_form += f", {unit}"
+    problem = f"{key} has an invalid shape or dtype"
+    raise _fault(problem, expected_form, describe_value(value), _hint_for(key))
 
 
-def _check_forms(data: "DynTreeData", nodes: int, where: str) -> None:
-    sizes = {"2": 2, "node": nodes}
-    for key, (kind, axes) in _FORMS.items():
-        value: Any = getattr(data, key, None)
-        if value is None and key in _OPTIONAL:
-            continue
-        names, fits = axes.split(), isinstance(value, Tensor) and value.dtype in _DTYPES[kind]
-        shape = value.shape if fits else ()
-        found = zip(names, shape, strict=False)
-        if len(shape) != len(names) or any(sizes.get(name, n) != n for name, n in found):
-            wanted = ", ".join(str(sizes.get(name, name)) for name in names)
-            unit = f", one per {names[0]}" if names[0] in ("node", "edge") else ""
-            what, wanted = f"{key} has an invalid shape or dtype", f"{kind} tensor [{wanted}]{unit}"
-            raise _fault(where, what, wanted, describe_value(value), hint_for(key))
-        if key == "edge_index":
-            sizes["edge"] = value.size(1)
-    target = getattr(data, "target", None)
-    if target is not None and (not isinstance(target, Tensor) or target.shape[:1] != (1,)):
-        what, wanted = "target has an invalid shape or dtype", "tensor [1] or [1, value]"
-        wanted += ", one row per example"
-        raise _fault(where, what, wanted, describe_value(target), "target.unsqueeze(0)")
-
-
-def _check_depth(data: "DynTreeData", nodes: int, where: str) -> None:
+def _check_depth(data: "DynTreeData", num_nodes: int) -> None:
     try:
-        right = depth_of(data.edge_index, nodes)
+        depth = depth_of(data.edge_index, num_nodes)
     except ValueError as error:  # a cycle, or an edge to a node that does not exist
-        parts = ["DynTreeData", *([where] if where else []), str(error)]
-        raise ValueError(Mismatch(": ".join(parts))) from error
-    if (node := _first(data.depth != right)) is not None:
-        expected = f"depth {right[node]} at node {node}"
-        what = "depth does not belong to edge_index"
-        raise _fault(where, what, expected, int(data.depth[node]), hint_for("depth"))
+        raise ValueError(Mismatch(f"DynTreeData: {error}")) from error
+    node = _first_true(data.depth != depth)
+    if node is not None:
+        problem = "depth does not belong to edge_index"
+        expected = f"depth {depth[node]} at node {node}"
+        raise _fault(problem, expected, int(data.depth[node]), _hint_for("depth"))
 
 
-def _check_slots(data: "DynTreeData", where: str) -> None:
+def _check_slots(data: "DynTreeData") -> None:
+    if (data.child_slot < 0).any():
+        raise _fault("child_slot is negative", "0, 1, …", int(data.child_slot.min()))
     positions = torch.stack([data.edge_index[1], data.child_slot])
-    unique, counts = positions.unique(dim=1, return_counts=True)
-    if (unique[1] < 0).any():
-        raise _fault(where, "child_slot is negative", "0, 1, …", int(data.child_slot.min()))
-    if (twice := _first(counts > 1)) is not None:
-        parent, slot = unique[:, twice].tolist()
-        same = (positions[0] == parent) & (positions[1] == slot)
-        what = f"two children of node {parent} have the same slot"
-        got = f"nodes {data.edge_index[0, same].tolist()} in slot {slot}"
+    distinct, counts = positions.unique(dim=1, return_counts=True)
+    twice = _first_true(counts > 1)
+    if twice is not None:
+        parent, slot = distinct[:, twice].tolist()
+        is_there = (positions[0] == parent) & (positions[1] == slot)
+        children = data.edge_index[0, is_there].tolist()
+        problem = f"two children of node {parent} have the same slot"
         hint = "number the children of every parent 0, 1, 2, …"
-        raise _fault(where, what, "one child per slot", got, hint)
+        raise _fault(problem, "one child per slot", f"nodes {children} in slot {slot}", hint)
 
 
-def _check_single_parents(data: "DynTreeData", nodes: int, where: str) -> None:
+def _check_single_parents(data: "DynTreeData", num_nodes: int) -> None:
     child, parent = data.edge_index
-    if (node := _first(torch.bincount(child, minlength=nodes) > 1)) is not None:
+    node = _first_true(torch.bincount(child, minlength=num_nodes) > 1)
+    if node is not None:
         parents = parent[child == node].tolist()
-        what = f"node {node} has {'two' if len(parents) == 2 else len(parents)} parents"
-        expected, got = "at most one parent, as in a tree", f"parents {str(parents)[1:-1]}"
+        count = "two" if len(parents) == 2 else len(parents)
+        listed = ", ".join(map(str, parents))
         hint = "allow DAGs, or copy the shared part once for each parent"
-        raise _fault(where, what, expected, got, hint)
+        problem = f"node {node} has {count} parents"
+        raise _fault(problem, "at most one parent, as in a tree", f"parents {listed}", hint)
 
 
-def check_roots(data: Any, num_nodes: int, *, name: str, where: str = "") -> int:
+def _check_roots(data: Any, num_nodes: int, *, name: str, where: str = "") -> int:
     """Check that ``root_index`` belongs to the edges, whose nodes exist; count the roots."""
     roots = nodes_without_parent(array_of(data.edge_index)[0], num_nodes)
-    given = array_of(data.root_index)
-    if given.shape != roots.shape or (given != roots).any():
-        what = f"{name}: root_index does not belong to edge_index"
-        shown = _shown(torch.from_numpy(roots)), _shown(data.root_index)
-        raise mismatch(ValueError, what, *shown, where=where, hint=hint_for("root_index"))
+    root_index = array_of(data.root_index)
+    if not np.array_equal(root_index, roots):
+        raise mismatch(
+            ValueError,
+            f"{name}: root_index does not belong to edge_index",
+            _shown(roots),
+            _shown(root_index),
+            where=where,
+            hint=_hint_for("root_index"),
+        )
     return roots.size
 
 
-def _check_range(data: "DynTreeData", key: str, limit: int | None, where: str) -> None:
-    value = getattr(data, key, None)
-    if value is None or value.is_floating_point():
+def _check_at_least_minus_one(data: "DynTreeData", key: str) -> None:
+    """Check that whole numbers of nodes count from 0, but for -1, which is none."""
+    numbers = getattr(data, key, None)
+    if numbers is None or numbers.is_floating_point():
         return
-    wrong = (value < -1) if limit is None else (value < -1) | (value >= limit)
-    if (node := _first(wrong)) is not None:
-        expected = f"-1 (none) or 0 {'upwards' if limit is None else f'to {limit - 1}'}"
-        raise _fault(where, f"{key} is out of range at node {node}", expected, int(value[node]))
+    node = _first_true(numbers < -1)
+    if node is not None:
+        problem = f"{key} is out of range at node {node}"
+        raise _fault(problem, "-1 (none) or 0 upwards", int(numbers[node]))
 
 
-def _shown(nodes: Tensor) -> str:
+def _shown(nodes: np.ndarray) -> str:
     head = ", ".join(map(str, nodes[:10].tolist()))
-    return f"[{head}]" if nodes.numel() <= 10 else f"[{head}, … {nodes.numel()} in all]"
+    return f"[{head}]" if nodes.size <= 10 else f"[{head}, … {nodes.size} in all]"
 
 
 def _nodes_of(fields: Mapping[str, Any]) -> int:
@@ -183,9 +198,10 @@ def _nodes_of(fields: Mapping[str, Any]) -> int:
     for key in ("depth", "token", "x", "y"):
         if fields.get(key) is not None:
             return fields[key].size(0)
-    what, expected = "the number of nodes is unknown", "num_nodes, or one of depth, token, x, y"
+    problem = "the number of nodes is unknown"
+    expected = "num_nodes, or one of depth, token, x, y"
     got = "edge_index alone, which cannot show a node without edges"
-    raise _fault("", what, expected, got, "pass num_nodes=…")
+    raise _fault(problem, expected, got, "pass num_nodes=…")
 
 
 class DynTreeData(Data):
@@ -245,10 +261,13 @@ class DynTreeData(Data):
     ) -> None:
         super().__init__()
         if edge_index is not None:
-            check_edge_form(edge_index, name="DynTreeData")
-            num_nodes = _nodes_of({"depth": depth, **fields}) if num_nodes is None else num_nodes
-            depth = depth_of(edge_index, num_nodes) if depth is None else depth
-            child_slot = slots_of(edge_index, num_nodes) if child_slot is None else child_slot
+            _check_edge_form(edge_index, name="DynTreeData")
+            if num_nodes is None:
+                num_nodes = _nodes_of({"depth": depth, **fields})
+            if depth is None:
+                depth = depth_of(edge_index, num_nodes)
+            if child_slot is None:
+                child_slot = slots_of(edge_index, num_nodes)
             if fields.get("root_index") is None:
                 fields["root_index"] = roots_of(edge_index, num_nodes)
         structure = {"edge_index": edge_index, "child_slot": child_slot, "depth": depth}
@@ -275,8 +294,9 @@ class DynTreeData(Data):
 
     def _of_own_edges(self) -> "DynTreeData":
         if "edge_index" in self:
-            self.depth = depth_of(self.edge_index, int(self.num_nodes or 0))
-            self.root_index = roots_of(self.edge_index, int(self.num_nodes or 0))
+            num_nodes = int(self.num_nodes or 0)
+            self.depth = depth_of(self.edge_index, num_nodes)
+            self.root_index = roots_of(self.edge_index, num_nodes)
         return self
 
     def sort(self, sort_by_row: bool = True) -> "DynTreeData":
@@ -289,31 +309,17 @@ class DynTreeData(Data):
         """Return the tree with sorted edges, of which all stay: their slots differ."""
         return self.sort()
 
-    def validate(
-        self,
-        require_tree: bool = False,
-        *,
-        roots: int | None = None,
-        feature_width: int | None = None,
-        num_tokens: int | None = None,
-        num_classes: int | None = None,
-        where: str = "",
-    ) -> "DynTreeData":
+    def validate(self, require_tree: bool = False) -> "DynTreeData":
         """Check every field, and return the example itself.
 
         Args:
-            require_tree: Whether every node must have at most one parent and, unless ``roots`` is
-                given, there must be exactly one root.
-            roots: Number of roots; None for any.
-            feature_width: Width of ``x``; None for any.
-            num_tokens: Number of rows of the vocabulary; None for any.
-            num_classes: Number of classes in ``y``; None for any.
-            where: File and line, or number of the example, for messages.
+            require_tree: Whether there must be exactly one root, and every node must have at most
+                one parent.
 
         Raises:
             ValueError: At the first fault: no nodes, an invalid shape or dtype, an edge out
                 of range, a cycle, a slot taken twice, a second parent, wrong depths or roots, a
-                token or label out of range.
+                token or label below -1.
 
         Example:
             >>> DynTreeData(torch.tensor([[0, 0], [1, 2]]), num_nodes=3).validate(require_tree=True)
@@ -325,78 +331,93 @@ class DynTreeData(Data):
               try:      allow DAGs, or copy the shared part once for each parent
         """
         # PyG guesses, with a warning, if the number of nodes is not set.
-        nodes = int(self.num_nodes or 0) if "num_nodes" in self else 0
-        if nodes < 1:
-            raise _fault(where, "the tree is empty", "at least one node", 0)
-        _check_forms(self, nodes, where)
-        _check_depth(self, nodes, where)
-        _check_slots(self, where)
+        num_nodes = int(self.num_nodes or 0) if "num_nodes" in self else 0
+        if num_nodes < 1:
+            raise _fault("the tree is empty", "at least one node", 0)
+        _check_forms(self, num_nodes)
+        _check_depth(self, num_nodes)
+        _check_slots(self)
         if require_tree:
-            _check_single_parents(self, nodes, where)
-        found = check_roots(self, nodes, name="DynTreeData", where=where)
-        wanted = 1 if require_tree and roots is None else roots
-        if wanted not in (None, found):
-            shown = f"{found}: nodes {_shown(self.root_index)}"
-            raise _fault(where, "wrong number of roots", wanted, shown)
-        if "x" in self and feature_width not in (None, width := self.x.size(1)):
-            expected = f"{feature_width} features per node"
-            raise _fault(where, "x has the wrong width", expected, width)
-        input_mask(getattr(self, "has_input", None), where)
-        _check_range(self, "token", num_tokens, where)
-        _check_range(self, "y", num_classes, where)
+            _check_single_parents(self, num_nodes)
+        num_roots = _check_roots(self, num_nodes, name="DynTreeData")
+        if require_tree and num_roots != 1:
+            roots = f"{num_roots}: nodes {_shown(array_of(self.root_index))}"
+            raise _fault("wrong number of roots", 1, roots)
+        input_mask(getattr(self, "has_input", None))
+        _check_at_least_minus_one(self, "token")
+        _check_at_least_minus_one(self, "y")
         return self
 
 
-def check_rows(nodes: np.ndarray, starts: Mapping[str, np.ndarray], index: np.ndarray) -> None:
-    """Check that every tree has rows for its nodes and edges, and edges among its own nodes.
+def _check_rows(
+    node_starts: np.ndarray, field_starts: Mapping[str, np.ndarray], edge_index: np.ndarray
+) -> None:
+    """Check that every example has one row per node or edge, and edges among its own nodes.
 
-    ``nodes`` and ``starts`` hold where the nodes of each tree and its rows of each field begin,
-    and the end; in ``index``, the edges, every tree counts its nodes from 0.
+    Args:
+        node_starts: Where the nodes of each example begin, and the end of the last.
+        field_starts: The same for the rows of each field.
+        edge_index: The edges, in which every example counts its nodes from 0.
     """
-    edges = starts["edge_index"]
-    wanted = dict.fromkeys(NODE_FIELDS, nodes) | dict.fromkeys(EDGE_FIELDS, edges)
-    for key, found in starts.items():
-        right = wanted.get(key, found)
-        if found is right or np.array_equal(found, right):
-            continue
-        number = int(np.flatnonzero(found != right)[0]) - 1
-        what, where = f"Collater: {key} has the wrong length", f"example {number} of the batch"
-        expected, got = f"{np.diff(right)[number]} rows", np.diff(found)[number]
-        raise mismatch(ValueError, what, expected, got, where=where, hint=hint_for(key))
+    edge_starts = field_starts["edge_index"]
+    for key, starts in field_starts.items():
+        expected_starts = node_starts if key in NODE_FIELDS else edge_starts
+        if not np.array_equal(starts, expected_starts):
+            raise _wrong_length(key, starts, expected_starts)
+    nodes_per_example = np.diff(node_starts)
+    nodes_per_edge = nodes_per_example.repeat(np.diff(edge_starts))  # in the example of the edge
     # One comparison for both bounds: read without a sign, a number below 0 is a huge one.
-    sizes = nodes[1:] - nodes[:-1]
-    outside = index.view(np.uint64) >= sizes.view(np.uint64).repeat(edges[1:] - edges[:-1])
-    if outside.any():
-        edge = int(np.flatnonzero(outside.any(0))[0])
-        number = int(np.searchsorted(edges, edge, side="right")) - 1
-        what = "Collater: an edge has a node that does not exist"
-        expected = f"node numbers from 0 to {sizes[number] - 1}"
-        got, where = "{} -> {}".format(*index[:, edge]), f"example {number} of the batch"
-        raise mismatch(ValueError, what, expected, got, where=where)
+    is_outside = edge_index.view(np.uint64) >= nodes_per_edge.view(np.uint64)
+    if is_outside.any():
+        edge = int(np.flatnonzero(is_outside.any(0))[0])
+        example = int(np.searchsorted(edge_starts, edge, side="right")) - 1
+        child, parent = edge_index[:, edge]
+        raise mismatch(
+            ValueError,
+            "Collater: an edge has a node that does not exist",
+            f"node numbers from 0 to {nodes_per_example[example] - 1}",
+            f"{child} -> {parent}",
+            where=f"example {example} of the batch",
+        )
+
+
+def _wrong_length(key: str, starts: np.ndarray, expected_starts: np.ndarray) -> ValueError:
+    """Return the error at the first example in which a field has not the expected rows."""
+    example = int(np.flatnonzero(starts != expected_starts)[0]) - 1
+    return mismatch(
+        ValueError,
+        f"Collater: {key} has the wrong length",
+        f"{np.diff(expected_starts)[example]} rows",
+        np.diff(starts)[example],
+        where=f"example {example} of the batch",
+        hint=_hint_for(key),
+    )
 
 
 def _check_merged(batch: Any) -> None:
     """Check the rows and edges of a batch merged by PyG, if it noted those of each example."""
-    check_edge_form(batch.edge_index, name="Collater")
-    slices, ptr = slices_of(batch), getattr(batch, "ptr", None)
-    if ptr is None or "edge_index" not in slices:
+    _check_edge_form(batch.edge_index, name="Collater")
+    slices = slices_of(batch)
+    node_starts = getattr(batch, "ptr", None)
+    if node_starts is None or "edge_index" not in slices:
         return
-    named = NODE_FIELDS if isinstance(batch, DynTreeData) else ("depth", "has_input")
-    keys = (key for key in (*named, *EDGE_FIELDS, "edge_index") if key in slices)
-    starts = {key: slices[key].numpy() for key in keys}
-    nodes = ptr.cpu().numpy()
-    first = nodes[:-1].repeat(np.diff(starts["edge_index"]))
-    check_rows(nodes, starts, batch.edge_index.cpu().numpy() - first)
+    node_starts = node_starts.cpu().numpy()
+    node_fields = NODE_FIELDS if isinstance(batch, DynTreeData) else ("depth", "has_input")
+    checked = [key for key in (*node_fields, *EDGE_FIELDS, "edge_index") if key in slices]
+    field_starts = {key: slices[key].numpy() for key in checked}
+    first_nodes = node_starts[:-1].repeat(np.diff(field_starts["edge_index"]))
+    _check_rows(node_starts, field_starts, batch.edge_index.cpu().numpy() - first_nodes)
 
 
-def _check_roots(batch: Any, num_nodes: int) -> None:
+def _check_roots_of_batch(batch: Any, num_nodes: int) -> None:
     """Check that ``root_index`` of a batch of trees belongs to its edges, or name the example."""
     try:
-        check_roots(batch, num_nodes, name="Collater")
+        _check_roots(batch, num_nodes, name="Collater")
     except ValueError:
         for number in range(getattr(batch, "num_graphs", 0)):
-            one, where = batch.get_example(number), f"example {number} of the batch"
-            check_roots(one, int(one.num_nodes), name="Collater", where=where)
+            example = batch.get_example(number)
+            where = f"example {number} of the batch"
+            _check_roots(example, int(example.num_nodes), name="Collater", where=where)
         raise
 
 
@@ -469,7 +490,7 @@ class Collater(PlanningCollater):
         if self.may_warn and _is_upside_down(store["schedule"], store["edge_index"]):
             self._warn_of_reversed_edges()
         if isinstance(merged, DynTreeData) and "root_index" in store:
-            _check_roots(merged, num_nodes)
+            _check_roots_of_batch(merged, num_nodes)
 
     def _warn_of_reversed_edges(self) -> None:
         self.may_warn = False
@@ -533,10 +554,18 @@ class DataLoader(PlanningLoader):
         exclude_keys: Sequence[str] | None = None,
         **kwargs: Any,
     ) -> None:
-        self.arity, self.direction = arity, direction
-        pyg: Any = {"follow_batch": follow_batch, "exclude_keys": exclude_keys}
-        collater = Collater(dataset, **pyg, arity=arity, direction=direction)
-        super().__init__(dataset, batch_size, shuffle, collater, **pyg, **kwargs)
+        self.arity = arity
+        self.direction = direction
+        collater = Collater(dataset, follow_batch, exclude_keys, arity=arity, direction=direction)
+        super().__init__(
+            dataset,
+            batch_size,
+            shuffle,
+            collater,
+            follow_batch=follow_batch,
+            exclude_keys=exclude_keys,
+            **kwargs,
+        )
 
 
 def children_of(data: Data) -> list[list[tuple[int, int]]]:
