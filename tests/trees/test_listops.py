@@ -1,4 +1,4 @@
-"""ListOps: values, parses and shapes of expressions; the generated and the published data."""
+"""ListOps: values, parses and shapes of expressions, and how they are generated."""
 
 import statistics
 from collections import Counter
@@ -17,7 +17,6 @@ from pyg_dynbatch.trees.listops import (
     listops_tree,
     listops_values,
     listops_vocabulary,
-    read_listops,
 )
 
 Expression = int | tuple[str, list["Expression"]]
@@ -66,7 +65,6 @@ def test_agrees_with_a_recursive_reading(expression: Expression, form: str) -> N
     pieces = flat(expression)
     assert listops_values(pieces)[0] == value(expression)
     assert format_listops(pieces) == published(expression)
-    assert read_listops(published(expression)) == read_listops(" ".join(pieces)) == pieces
     tree = listops_tree(pieces, form)
     data = tree.to_data(listops_vocabulary())
     data.validate(require_tree=True)
@@ -91,27 +89,6 @@ def test_the_forms_of_an_expression() -> None:
     assert binary.parents == [-1, 0, 1, 2, 2, 1, 0]
     assert binary.slots == [0, 0, 0, 0, 1, 1, 1]
     assert binary.labels == [3, *[-1] * 6]
-
-
-BAD_EXPRESSIONS = [
-    ("[MIN 3 x ]", "a piece is not a digit, an operator or ]", 10),
-    ("[MIN 3 10 ]", "a piece is not a digit, an operator or ]", 10),
-    ("[MIN ]", "a list is empty, or closed but never opened", 8),
-    ("]", "a list is empty, or closed but never opened", 3),
-    ("[MIN 3 [MAX 1 ]", "1 lists are never closed", 18),
-    ("", "the expression is empty", 3),
-    ("3 4", "something follows the end of the expression", 5),
-    ("( ( [MIN 3 ) ) ]", "the parentheses are not the left-branching parse", 16),
-    ("( [MIN ( 3 ] ) )", "the parentheses are not the left-branching parse", 5),
-]
-
-
-@pytest.mark.parametrize(("text", "problem", "column"), BAD_EXPRESSIONS)
-def test_says_what_is_wrong_and_where(text: str, problem: str, column: int) -> None:
-    with pytest.raises(ValueError) as caught:
-        read_listops(text, "listops.tsv:5", column=3)
-    assert str(caught.value).startswith(f"ListOps: {problem}.")
-    assert f"where:    listops.tsv:5:{column}" in str(caught.value)
 
 
 UNKNOWN_OPTIONS = [
@@ -185,32 +162,6 @@ def test_the_cache_knows_form_and_recipe(tmp_path: Path) -> None:
     assert (len(binary), binary.num_classes, binary.num_tokens) == (40, 10, 16)
     ListOps(tmp_path, "train", recipe=ListOpsRecipe(train=10, val=0, test=0))
     assert len(list((tmp_path / "processed").glob("*.*.pt"))) == 7
-
-
-def test_reads_the_published_format(samples: Path) -> None:
-    dataset = ListOps(None, "test", tsv=samples / "listops.tsv")
-    assert [int(data.y[data.root_index]) for data in dataset] == [9, 4, 3, 7]
-    assert dataset[0].num_nodes == 7 and dataset[3].num_nodes == 1
-    binary = ListOps(None, "test", "binary", tsv=samples / "listops.tsv")
-    assert binary.sizes == [2 * n - 1 for n in (9, 6, 4, 1)]
-
-
-BAD_LINES = [
-    ("[MIN 3 1 ]", r"invalid line[\s\S]*:2:1\b"),
-    ("x\t[MIN 3 1 ]", r"invalid line[\s\S]*:2:1\b"),
-    ("3\t[MIN 3 1 ]", r"the value is not that of the expression[\s\S]*:2:1\b"),
-    ("1\t[MIN 3 y ]", r"a piece is not a digit, an operator or \][\s\S]*:2:10\b"),
-    ("1\t[MIN 3 1", r"1 lists are never closed[\s\S]*:2:11\b"),
-]
-
-
-@pytest.mark.parametrize(("line", "words"), BAD_LINES)
-def test_a_bad_line_is_named(tmp_path: Path, line: str, words: str) -> None:
-    path = tmp_path / "list.tsv"
-    path.write_text(f"7\t7\n{line}\n")
-    with pytest.raises(ValueError, match=words) as caught:
-        ListOps(None, "train", tsv=path)
-    assert f"where:    {path}:2:" in str(caught.value)
 
 
 BAD_RECIPES = [

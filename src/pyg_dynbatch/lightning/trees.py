@@ -3,7 +3,6 @@
 from abc import abstractmethod
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -143,8 +142,6 @@ class ListOpsData(DataModule):
         form: ``operator`` nodes with up to five ordered arguments, or the published ``binary``
             parse with all pieces at the leaves.
         recipe: What to generate.
-        tsv_dir: Folder with ``train.tsv``, ``val.tsv`` and ``test.tsv`` in the published format,
-            to be read instead.
         **loading: Options of :class:`~pyg_dynbatch.lightning.DataModule`.
 
     Example:
@@ -157,19 +154,16 @@ class ListOpsData(DataModule):
         root: str = "data/listops",
         form: Literal["operator", "binary"] = "operator",
         recipe: ListOpsRecipe = ListOpsRecipe(),  # noqa: B008 - frozen
-        tsv_dir: str | None = None,
         **loading: Any,
     ) -> None:
         super().__init__(**loading)
         self.root = root
         self.form = form
         self.recipe = recipe
-        self.tsv_dir = tsv_dir
 
     def open(self, split: SplitName) -> ListOps:
         """Return one split."""
-        tsv = None if self.tsv_dir is None else Path(self.tsv_dir) / f"{split}.tsv"
-        return ListOps(self.root, split, self.form, self.recipe, tsv)
+        return ListOps(self.root, split, self.form, self.recipe)
 
 
 class TreeFileData(TreeData):

@@ -5,7 +5,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 from zipfile import ZipFile
 
 import torch
@@ -20,8 +20,6 @@ from pyg_dynbatch.trees.data import DynTreeData
 from pyg_dynbatch.trees.schema import TreeSchema
 from pyg_dynbatch.trees.text import ParsedTree, parse_bracketed
 from pyg_dynbatch.trees.words import Vocabulary, WordVectors
-
-Item = TypeVar("Item")
 
 # Raise it when the meaning of a field changes: processed files are then made again.
 _FORMAT = "trees.4"
@@ -92,8 +90,9 @@ class TreeDataset(ColumnsDataset):
         if classes is None:
             classes = 1 + max(max(tree.labels) for trees in splits.values() for tree in trees)
         schema = TreeSchema(len(vocabulary), classes, vocabulary, self._labels)
-        wanted = splits if self.has_process else {self.name: splits[self.name]}
-        return {name: self._columns(trees, schema) for name, trees in wanted.items() if trees}
+        # Without a folder to keep them in, the other splits are not needed.
+        kept = splits if self.has_process else {self.name: splits[self.name]}
+        return {name: self._columns(trees, schema) for name, trees in kept.items() if trees}
 
     def _vocabulary_of(self, splits: Mapping[str, Sequence[ParsedTree]]) -> Vocabulary:
         if isinstance(self._chosen_vocabulary, Vocabulary):
@@ -134,18 +133,20 @@ class TreeDataset(ColumnsDataset):
         return torch.bincount(token[token >= 0], minlength=self.num_tokens)
 
 
-def parse_lines(path: Path, parse: Callable[[str, str], Item]) -> list[Item]:
+def _parse_lines(path: Path, parse: Callable[[str, str], ParsedTree]) -> list[ParsedTree]:
     """Call ``parse`` with every line of a file but blank ones, with file and line for messages."""
     lines = files.read_lines(path)
     filled = [number for number, line in enumerate(lines) if line.strip(" \t")]
-    if blank := len(lines) - len(filled):
-        warnings.warn(f"{path}: {blank} of {len(lines)} lines are blank, and skipped", stacklevel=2)
+    num_blank = len(lines) - len(filled)
+    if num_blank:
+        text = f"{path}: {num_blank} of {len(lines)} lines are blank, and skipped"
+        warnings.warn(text, stacklevel=2)
     return [parse(lines[number], f"{path}:{number + 1}") for number in filled]
 
 
-def choose_split(split: str, known: Sequence[str], aliases: Mapping[str, str], what: str) -> str:
+def choose_split(split: str, known: Sequence[str], aliases: Mapping[str, str], owner: str) -> str:
     """Return the name that the data set uses for a split."""
-    return checked_choice(f"{what}: unknown split", aliases.get(split, split), known)
+    return checked_choice(f"{owner}: unknown split", aliases.get(split, split), known)
 
 
 _URL = "https://nlp.stanford.edu/sentiment/trainDevTestTrees_PTB.zip"
@@ -221,7 +222,7 @@ class SST(TreeDataset):
     def read(self) -> dict[str, list[ParsedTree]]:
         """Read the three files."""
         parse = partial(parse_bracketed, num_classes=_CLASSES)
-        return {name: parse_lines(path, parse) for name, path in self._raw.items()}
+        return {name: _parse_lines(path, parse) for name, path in self._raw.items()}
 
 
 def _find_sst(root: str | Path | None, raw_dir: str | Path | None, verify: bool) -> dict[str, Path]:
@@ -234,16 +235,19 @@ def _find_sst(root: str | Path | None, raw_dir: str | Path | None, verify: bool)
     names = "train.txt, dev.txt and test.txt"
     hint = f"put {names}, or {_ARCHIVE} from {_URL}, into {folder}, or pass raw_dir="
     if absent and raw_dir is not None and not (folder / _ARCHIVE).is_file():
-        what, got = "SST: raw files are missing", f"no {', no '.join(absent)}"
-        raise mismatch(FileNotFoundError, what, names, got, where=folder, hint=hint)
+        what = "SST: raw files are missing"
+        listed = f"no {', no '.join(absent)}"
+        raise mismatch(FileNotFoundError, what, names, listed, where=folder, hint=hint)
     if absent:
         archive = files.download_verified(_URL, folder, _ARCHIVE_SHA256, "SST", hint=hint)
         with ZipFile(archive) as opened:
             for name in absent:
                 write = partial(Path.write_bytes, data=opened.read(f"trees/{name}"))
                 files.write_atomically(folder / name, write)
-    for name, path in raw.items() if verify else ():
-        files.check_sha256(path, _SHA256[name], "SST", "verify=False if the change is intended")
+    if verify:
+        hint = "verify=False if the change is intended"
+        for name, path in raw.items():
+            files.check_sha256(path, _SHA256[name], "SST", hint)
     return raw
 
 
@@ -286,8 +290,8 @@ class TreeFile(TreeDataset):
         vocabulary: Vocabulary | None = None,
         **options: Any,
     ) -> None:
-        given = [path] if isinstance(path, str | Path) else path
-        self._paths = [files.existing(each, "a text file") for each in given]
+        paths = [path] if isinstance(path, str | Path) else path
+        self._paths = [files.existing(each, "a text file") for each in paths]
         if not self._paths:
             raise mismatch(ValueError, "TreeFile: no files are given", "at least one")
         super().__init__(
@@ -303,4 +307,4 @@ class TreeFile(TreeDataset):
     def read(self) -> dict[str, list[ParsedTree]]:
         """Read the files."""
         parse = partial(parse_bracketed, num_classes=self._chosen_classes, labels=self._labels)
-        return {"trees": [tree for path in self._paths for tree in parse_lines(path, parse)]}
+        return {"trees": [tree for path in self._paths for tree in _parse_lines(path, parse)]}

@@ -1,19 +1,16 @@
-"""ListOps: read, evaluate, generate and load lists of digits to be evaluated."""
+"""ListOps: generate, evaluate and load lists of digits to be evaluated."""
 
 import random
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from itertools import islice
-from os.path import commonprefix
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from pyg_dynbatch.core.errors import checked_choice, checked_count, mismatch
-from pyg_dynbatch.files import existing, sha256_of
-from pyg_dynbatch.trees.datasets import TreeDataset, choose_split, parse_lines
-from pyg_dynbatch.trees.text import ParsedTree, fault_at, parse_bracketed
+from pyg_dynbatch.trees.datasets import TreeDataset, choose_split
+from pyg_dynbatch.trees.text import ParsedTree, parse_bracketed
 from pyg_dynbatch.trees.words import Vocabulary
 
 FORMS = ("operator", "binary")
@@ -27,8 +24,6 @@ _OPERATIONS: dict[str, Callable[[list[int]], int]] = {
 }
 OPERATORS = tuple(_OPERATIONS)
 END = "]"
-
-_PIECES = re.compile(r"[^ ]+")
 
 
 def listops_vocabulary() -> Vocabulary:
@@ -51,41 +46,6 @@ def listops_values(pieces: Sequence[str]) -> list[int]:
     return values[::-1]
 
 
-def read_listops(text: str, where: str = "", column: int = 1) -> list[str]:
-    """Split an expression into its pieces, and check that it is well formed."""
-
-    def wrong(problem: str, at: int, got: str = "") -> ValueError:
-        expected = "for example ( ( ( [MIN 3 ) 1 ) ] ), or the same without parentheses"
-        return fault_at(where, column + at, f"ListOps: {problem}", expected, got)
-
-    pieces: list[str] = []
-    counts: list[int] = []  # arguments so far of each open list
-    for match in _PIECES.finditer(text):
-        piece, at = match.group(), match.start()
-        if piece in "()":
-            continue
-        if pieces and not counts:
-            raise wrong("something follows the end of the expression", at, piece)
-        if piece in OPERATORS:
-            counts.append(0)
-        elif piece == END:
-            if not counts or counts.pop() == 0:
-                raise wrong("a list is empty, or closed but never opened", at, piece)
-        elif piece not in DIGITS:
-            raise wrong("a piece is not a digit, an operator or ]", at, piece)
-        if counts and piece not in OPERATORS:
-            counts[-1] += 1
-        pieces.append(piece)
-    if counts or not pieces:
-        problem = f"{len(counts)} lists are never closed" if counts else "the expression is empty"
-        raise wrong(problem, len(text))
-    parse = format_listops(pieces) if "(" in text or ")" in text else text
-    if text != parse:
-        at = len(commonprefix([text, parse]))
-        raise wrong("the parentheses are not the left-branching parse", at, text[at:][:20])
-    return pieces
-
-
 def format_listops(pieces: Sequence[str]) -> str:
     """Write an expression as published, with the parentheses of its left-branching parse."""
     opened: list[str] = []
@@ -104,14 +64,16 @@ def listops_tree(pieces: Sequence[str], form: str = "operator", labels: str = "r
     known = ("root", "all") if form == "operator" else ("root",)
     checked_choice(f"listops_tree with form {form!r}: unknown labels", labels, known)
     if form == "operator":
-        marks = {operator: f"({operator}" for operator in OPERATORS} | {END: ")"}
+        brackets = {operator: f"({operator}" for operator in OPERATORS} | {END: ")"}
         written = pieces
     else:
-        marks, written = {"(": "(", ")": ")"}, format_listops(pieces).split(" ")
-    text = " ".join(marks.get(piece, f"({piece})") for piece in written)
-    tree, values = parse_bracketed(text, labels="none"), listops_values(pieces)
-    count = len(values) if labels == "all" else 1
-    tree.labels[:count] = values[:count]
+        brackets = {"(": "(", ")": ")"}
+        written = format_listops(pieces).split(" ")
+    text = " ".join(brackets.get(piece, f"({piece})") for piece in written)
+    tree = parse_bracketed(text, labels="none")
+    values = listops_values(pieces)
+    num_labelled = len(values) if labels == "all" else 1
+    tree.labels[:num_labelled] = values[:num_labelled]
     return tree
 
 
@@ -176,10 +138,10 @@ class ListOpsRecipe:
         """
         # random() alone: it is the one draw that Python promises never to change.
         uniform = random.Random(self.seed).random
-        wanted = self.train + self.val + self.test
+        num_expressions = self.train + self.val + self.test
         drawn: dict[tuple[str, ...], None] = {}
         idle = 0
-        while len(drawn) < wanted:
+        while len(drawn) < num_expressions:
             pieces = tuple(self._draw(uniform))
             is_new = len(pieces) <= self.max_length and pieces not in drawn
             if is_new:
@@ -188,7 +150,7 @@ class ListOpsRecipe:
             if idle == _PATIENCE:
                 what = "ListOpsRecipe: there are not enough distinct expressions"
                 hint = "fewer examples, or a larger max_depth, max_args or max_length"
-                raise mismatch(ValueError, what, wanted, len(drawn), hint=hint)
+                raise mismatch(ValueError, what, num_expressions, len(drawn), hint=hint)
         # Short expressions are drawn first, so the order of drawing must not decide the split.
         order = iter(sorted(drawn, key=lambda _: uniform()))
         sizes = {split: getattr(self, split) for split in _SPLITS}
@@ -225,14 +187,8 @@ class ListOps(TreeDataset):
             ``max_args`` of them. ``"binary"``: the published left-branching binary parse with all
             pieces, closing brackets included, at the leaves.
         recipe: What to generate; None for the defaults.
-        tsv: A file in the published format (value, tab, expression) to read instead. The split
-            is then only a name.
         **options: ``transform``, ``pre_transform`` and ``force_reload``, see
             :class:`~pyg_dynbatch.datasets.TreeDataset`.
-
-    Raises:
-        ValueError: If a line of the file cannot be read, or its value is not that of its
-            expression; file, line and column are named.
 
     Reference:
         Nangia and Bowman (2018), arXiv 1804.06028.
@@ -249,20 +205,15 @@ class ListOps(TreeDataset):
         split: str = "train",
         form: str = "operator",
         recipe: ListOpsRecipe | None = None,
-        tsv: str | Path | None = None,
         **options: Any,
     ) -> None:
         split = choose_split(split, _SPLITS, {"dev": "val"}, "ListOps")
-        recipe = recipe or ListOpsRecipe()
-        path = None if tsv is None else existing(tsv, "a text file")
-        source: Any = asdict(recipe) if path is None else sha256_of(path)
         self._form = form
-        self._recipe = recipe
-        self._path = path
+        self._recipe = recipe or ListOpsRecipe()
         super().__init__(
             root,
             split,
-            {"form": form, "source": source},
+            {"form": form, "source": asdict(self._recipe)},
             vocabulary=listops_vocabulary(),
             num_classes=_CLASSES,
             labels="all_or_none",
@@ -270,26 +221,9 @@ class ListOps(TreeDataset):
         )
 
     def read(self) -> dict[str, list[ParsedTree]]:
-        """Generate all splits, or read the file."""
-        if self._path is None:
-            labels = self._recipe.labels
-            pieces = self._recipe.generate()
-        else:
-            labels = "root"
-            pieces = {self.name: parse_lines(self._path, _read_line)}
+        """Generate all splits."""
+        labels = self._recipe.labels
         return {
-            name: [listops_tree(each, self._form, labels) for each in expressions]
-            for name, expressions in pieces.items()
+            split: [listops_tree(pieces, self._form, labels) for pieces in expressions]
+            for split, expressions in self._recipe.generate().items()
         }
-
-
-def _read_line(line: str, where: str) -> list[str]:
-    label, tab, text = line.partition("\t")
-    if not tab or label not in DIGITS:
-        what, expected = "ListOps: invalid line", "a digit, a tab and an expression"
-        raise mismatch(ValueError, what, expected, repr(line[:40]), where=f"{where}:1")
-    pieces = read_listops(text, where, column=len(label) + 2)
-    if (value := listops_values(pieces)[0]) != int(label):
-        what = "ListOps: the value is not that of the expression"
-        raise mismatch(ValueError, what, value, label, where=f"{where}:1")
-    return pieces

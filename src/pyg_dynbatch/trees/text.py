@@ -462,10 +462,10 @@ def _bracket_fault(line: str, where: str, at: int, problem: str, expected: str) 
     """Return the error at a piece of the line, or at its end."""
     found = [(match.start(), match.group()) for match in _PIECES.finditer(line)]
     start, got = [*found, (len(line), "the end of the line")][at]
-    return fault_at(where, start + 1, f"bracketed tree: {problem}", expected, got)
+    return _fault_at(where, start + 1, f"bracketed tree: {problem}", expected, got)
 
 
-def fault_at(where: str, column: int, what: str, expected: str, got: object) -> ValueError:
+def _fault_at(where: str, column: int, what: str, expected: str, got: object) -> ValueError:
     """Return an error that names a column of a line, with or without the file."""
     place = f"{where}:{column}" if where else f"column {column}"
     return mismatch(ValueError, what, expected, got, where=place)
