@@ -150,7 +150,7 @@ def test_words_without_a_vector(tmp_path: Path, samples: Path) -> None:
 def test_vectors_are_scaled_and_counted(
     tmp_path: Path, samples: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    data = sst(samples, tmp_path, vectors=glove(samples, missing="zeros", scale=2.0))
+    data = sst(samples, tmp_path, vectors=glove(samples, scale=2.0))
     lines: list[str] = []
     monkeypatch.setattr(file_of_datamodules, "rank_zero_info", lines.append)
     module = task(data, embedding_channels=3, cell="nary")

@@ -22,8 +22,7 @@ class VectorOptions:
     Args:
         file: A text file in GloVe or word2vec form, also compressed (``.gz``).
         missing: Words without a vector: ``shared_uniform`` (one row for all of them, from
-            U(-0.05, 0.05)), ``uniform`` (a row for each, U(-0.05, 0.05)), ``normal`` (a row for
-            each, with the deviation of the vectors found) or ``zeros``.
+            U(-0.05, 0.05)) or ``uniform`` (a row for each, U(-0.05, 0.05)).
         lower_case: Whether a word may have the vector of its lower-case form.
         scale: Factor on every vector.
 
@@ -33,7 +32,7 @@ class VectorOptions:
     """
 
     file: str
-    missing: Literal["shared_uniform", "uniform", "normal", "zeros"] = "uniform"
+    missing: Literal["uniform", "shared_uniform"] = "uniform"
     lower_case: bool = True
     scale: float = 1.0
 

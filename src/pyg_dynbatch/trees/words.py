@@ -16,7 +16,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from pyg_dynbatch.core.errors import checked_choice, mismatch
-from pyg_dynbatch.files import existing, open_lines, write_atomically
+from pyg_dynbatch.files import existing, open_lines
 
 UNKNOWN = "<unk>"
 
@@ -61,17 +61,18 @@ class Vocabulary:
     def __init__(
         self, words: Iterable[str], unknown: str = UNKNOWN, lower_case: bool = False
     ) -> None:
-        given = [word.lower() for word in words] if lower_case else list(words)
-        self.words: tuple[str, ...] = (unknown, *given)
+        known = [word.lower() for word in words] if lower_case else list(words)
+        self.words: tuple[str, ...] = (unknown, *known)
         self.lower_case = lower_case
         self._row = {word: row for row, word in enumerate(self.words)}
-        twice = next((w for row, w in enumerate(self.words) if self._row[w] != row), None)
-        if twice is not None:
-            own = f"leave out {unknown!r}, which has row 0"
-            hint = own if twice == unknown else "Vocabulary.from_words"
-            what = f"Vocabulary: the word {twice!r} has two rows"
-            got = f"rows {self.words.index(twice)} and {self._row[twice]}"
-            raise mismatch(ValueError, what, "distinct words", got, hint=hint)
+        if len(self._row) < len(self.words):
+            row, word = next((i, w) for i, w in enumerate(self.words) if self._row[w] != i)
+            hint = "Vocabulary.from_words"
+            if word == unknown:
+                hint = f"leave out {unknown!r}, which has row 0"
+            what = f"Vocabulary: the word {word!r} has two rows"
+            rows = f"rows {row} and {self._row[word]}"
+            raise mismatch(ValueError, what, "distinct words", rows, hint=hint)
 
     @classmethod
     def from_words(cls, words: Iterable[str], *, lower_case: bool = False) -> "Vocabulary":
@@ -133,7 +134,8 @@ class Vocabulary:
 
     def digest(self) -> str:
         """Return a digest of 16 hexadecimal digits, equal for equal vocabularies."""
-        return hashlib.sha256(self._to_json().encode()).hexdigest()[:16]
+        text = json.dumps(self.as_dict(), ensure_ascii=False, indent=0)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def as_dict(self) -> dict[str, Any]:
         """Return all of the vocabulary as plain values, which :meth:`from_dict` reads."""
@@ -144,23 +146,6 @@ class Vocabulary:
         """Build the vocabulary that :meth:`as_dict` has written."""
         unknown, *words = content["words"]
         return cls(words, unknown, content["lower_case"])
-
-    def save(self, path: str | Path) -> None:
-        """Write the vocabulary to a JSON file atomically."""
-        text = self._to_json()
-        write_atomically(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
-
-    @classmethod
-    def load(cls, path: str | Path) -> "Vocabulary":
-        """Read a vocabulary that `save` wrote; raise a ValueError if the file is not one."""
-        try:
-            return cls.from_dict(json.loads(Path(path).read_text(encoding="utf-8")))
-        except (KeyError, TypeError, UnicodeDecodeError, json.JSONDecodeError) as error:
-            what, got = "Vocabulary: not a saved vocabulary", f"{type(error).__name__}: {error}"
-            raise mismatch(ValueError, what, "words and lower_case", got, where=path) from error
-
-    def _to_json(self) -> str:
-        return json.dumps(self.as_dict(), ensure_ascii=False, indent=0)
 
     def __len__(self) -> int:
         return len(self.words)
@@ -214,10 +199,10 @@ class WordVectors:
 
     def __post_init__(self) -> None:
         if not len(self.vocabulary) == self.matrix.size(0) == self.found.size(0):
-            expected = f"{len(self.vocabulary)} rows, one for each word of the vocabulary"
-            got = f"matrix with {self.matrix.size(0)} rows, found with {self.found.size(0)}"
             what = "WordVectors: rows and words differ in number"
-            raise mismatch(ValueError, what, expected, got)
+            expected = f"{len(self.vocabulary)} rows, one for each word of the vocabulary"
+            rows = f"matrix with {self.matrix.size(0)} rows, found with {self.found.size(0)}"
+            raise mismatch(ValueError, what, expected, rows)
 
     @property
     def width(self) -> int:
@@ -264,7 +249,7 @@ class WordVectors:
 
 _Vectors = dict[bytes, Float[Tensor, " feature"]]
 
-MISSING = ("shared_uniform", "uniform", "normal", "zeros")
+MISSING = ("uniform", "shared_uniform")
 
 _HALF_RANGE = 0.05
 _HEADER = re.compile(rb"[0-9]+\s+[0-9]+")  # of word2vec: rows and width
@@ -276,7 +261,6 @@ def read_word_vectors(
     *,
     missing: str = "uniform",
     lower_case: bool = False,
-    strict: bool = False,
     seed: int = 0,
 ) -> WordVectors:
     r"""Read the vectors of a vocabulary's words from GloVe text or word2vec text.
@@ -290,16 +274,14 @@ def read_word_vectors(
         vocabulary: The words wanted.
         missing: Initial values of row 0 and of words without a vector: ``"uniform"``, independent
             draws from U(-0.05, 0.05) (Tai et al.); ``"shared_uniform"``, all the same draw (Fold;
-            see `WordVectors.only_found`); ``"normal"``, independent draws from a normal
-            distribution with the standard deviation of the values found; ``"zeros"``.
+            see `WordVectors.only_found`).
         lower_case: Whether lower case is tried last; needed for uncased vectors.
-        strict: Whether a word without a vector is an error.
         seed: Of the draws.
 
     Raises:
         FileNotFoundError: If there is no such file.
         ValueError: If the width of a line differs from the first or does not hold numbers (file and
-            line are named), if `missing` is unknown, or, with `strict`, if a vector is missing.
+            line are named), or if `missing` is unknown.
 
     Reference:
         Pennington, Socher and Manning (2014), doi 10.3115/v1/D14-1162.
@@ -308,28 +290,27 @@ def read_word_vectors(
         >>> import tempfile
         >>> path = Path(tempfile.mkdtemp()) / "vectors.txt"
         >>> size = path.write_text("good 0.5 1.5\n( 1.0 2.0\n")
-        >>> read_word_vectors(path, Vocabulary(["-LRB-", "dull"]), missing="zeros").matrix.tolist()
-        [[0.0, 0.0], [1.0, 2.0], [0.0, 0.0]]
+        >>> vectors = read_word_vectors(path, Vocabulary(["-LRB-", "dull"]))
+        >>> vectors.matrix[1].tolist(), vectors.found.tolist()
+        ([1.0, 2.0], [False, True, False])
     """
     checked_choice("read_word_vectors: unknown missing", missing, MISSING)
     path = existing(path, "word vectors as text, or as text compressed to .gz")
     spellings = [_spellings(word, lower_case) for word in vocabulary.words[1:]]
     vectors, width = _read_vectors(path, set(chain.from_iterable(spellings)))
     matrix = torch.zeros(len(vocabulary), width)
-    found = torch.zeros(len(vocabulary), dtype=torch.bool)
-    for row, several in enumerate(spellings, start=1):
-        vector = next((vectors[each] for each in several if each in vectors), None)
+    has_vector = torch.zeros(len(vocabulary), dtype=torch.bool)
+    for row, known_as in enumerate(spellings, start=1):
+        vector = next((vectors[each] for each in known_as if each in vectors), None)
         if vector is not None:
-            matrix[row], found[row] = vector, True
-    matrix[~found] = _initial(matrix[found], int((~found).sum()), missing, seed)
-    absent = [repr(vocabulary[row]) for row in (~found).nonzero().flatten().tolist()]
-    if strict and absent[1:]:
-        what = f"read_word_vectors: the vector of token {absent[1]} is missing"
-        expected = f"a vector for each of {len(vocabulary) - 1} words"
-        shown = ", ".join([*absent[1:6], *["..."] * (len(absent) > 6)])
-        got, hint = f"{len(absent) - 1} words without: {shown}", "strict=False, or a fuller source"
-        raise mismatch(ValueError, what, expected, got, where=path.name, hint=hint)
-    return WordVectors(vocabulary, matrix, found, source=path.name)
+            matrix[row] = vector
+            has_vector[row] = True
+    num_missing = int((~has_vector).sum())
+    num_draws = 1 if missing == "shared_uniform" else num_missing
+    generator = torch.Generator().manual_seed(seed)
+    draws = torch.rand(num_draws, width, generator=generator)
+    matrix[~has_vector] = draws * (2 * _HALF_RANGE) - _HALF_RANGE
+    return WordVectors(vocabulary, matrix, has_vector, source=path.name)
 
 
 def _spellings(word: str, lower_case: bool) -> list[bytes]:
@@ -339,34 +320,25 @@ def _spellings(word: str, lower_case: bool) -> list[bytes]:
     return [spelling.encode() for spelling in spellings]
 
 
-def _initial(vectors: Tensor, rows: int, missing: str, seed: int) -> Float[Tensor, "row feature"]:
-    """Return the rows of words without a vector."""
-    width, generator = vectors.size(1), torch.Generator().manual_seed(seed)
-    if missing == "zeros":
-        return torch.zeros(rows, width)
-    if missing == "normal":
-        spread = float(vectors.std()) if vectors.numel() else 1.0
-        return torch.randn(rows, width, generator=generator) * spread
-    drawn = torch.rand(rows if missing == "uniform" else 1, width, generator=generator)
-    return (drawn * (2 * _HALF_RANGE) - _HALF_RANGE).expand(rows, width)
-
-
 def _read_vectors(path: Path, wanted: set[bytes]) -> tuple[_Vectors, int]:
     """Read the vectors of the wanted words, and the width of all vectors."""
-    vectors, width = _Vectors(), 0
+    vectors = _Vectors()
+    width = 0
     with open_lines(path) as lines:
         # As bytes: few lines of a large file are wanted, and the others need not be decoded.
         for line in map(bytes.rstrip, lines.raw()):
             if lines.number == 1 and _HEADER.fullmatch(line):
                 width = int(line.split()[1])
                 continue
-            values, word = line.count(b" "), line[: line.find(b" ")]
-            width = width or values
+            num_fields = line.count(b" ")
+            word = line[: line.find(b" ")]
+            width = width or num_fields
+            is_wanted = word in wanted and word not in vectors
             # The first of two lines for one word counts: files are sorted by frequency.
-            if values == width and (word not in wanted or word in vectors):
+            if num_fields == width and not is_wanted:
                 continue
             fields = line.split(b" ")[1:]
-            if values == width and all(map(_is_finite, fields)):
+            if num_fields == width and all(map(_is_finite, fields)):
                 vectors[word] = torch.tensor([float(field) for field in fields])
             # The 840B release has a few words with spaces, such as ". . ."; none is ever wanted.
             elif not fields[:-width] or any(map(_is_finite, fields[:-width])):
@@ -379,11 +351,18 @@ def _read_vectors(path: Path, wanted: set[bytes]) -> tuple[_Vectors, int]:
 
 def _bad_line(word: bytes, fields: list[bytes], width: int, where: str) -> ValueError:
     name = word.decode(errors="replace")
-    what = f"read_word_vectors: the vector of {name!r} is not {width} numbers"
-    odd = [field.decode("latin-1") for field in fields if not _is_finite(field)][:1]
-    got = ", among them ".join([f"{len(fields)} values", *map(repr, odd)])
-    expected, hint = f"{width} finite numbers after the word", "download the file again"
-    return mismatch(ValueError, what, expected, got, where=where, hint=hint)
+    values = f"{len(fields)} values"
+    no_number = next((field for field in fields if not _is_finite(field)), None)
+    if no_number is not None:
+        values += f", among them {no_number.decode('latin-1')!r}"
+    return mismatch(
+        ValueError,
+        f"read_word_vectors: the vector of {name!r} is not {width} numbers",
+        f"{width} finite numbers after the word",
+        values,
+        where=where,
+        hint="download the file again",
+    )
 
 
 def _is_finite(field: bytes) -> bool:
