@@ -16,14 +16,7 @@ from pyg_dynbatch.molecules.featurizer import MoleculeFeaturizer
 from pyg_dynbatch.molecules.pair_table import PairTable
 from pyg_dynbatch.molecules.read import RawMolecule, TableOptions, read_molecules
 from pyg_dynbatch.trees.data import DynTreeData
-from pyg_dynbatch.trees.text import (
-    BracketedTree,
-    forest_to_data,
-    from_nested,
-    parse_bracketed,
-    to_bracketed,
-    to_nested,
-)
+from pyg_dynbatch.trees.text import BracketedTree, from_nested, parse_bracketed, to_nested
 from pyg_dynbatch.trees.words import Vocabulary, read_word_vectors
 
 __all__ = [
@@ -46,12 +39,10 @@ __all__ = [
     "TableOptions",
     "Vocabulary",
     "allow_batches",
-    "forest_to_data",
     "from_nested",
     "parse_bracketed",
     "parse_smiles",
     "read_molecules",
     "read_word_vectors",
-    "to_bracketed",
     "to_nested",
 ]

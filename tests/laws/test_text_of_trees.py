@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pyg_dynbatch.data import Vocabulary, to_bracketed
+from pyg_dynbatch.data import Vocabulary
 from pyg_dynbatch.datasets import ListOpsRecipe, TreeFile
 from pyg_dynbatch.lightning import (
     DataModule,
@@ -19,6 +19,7 @@ from pyg_dynbatch.lightning import (
     VectorOptions,
 )
 from pyg_dynbatch.models import TreeClassifier, load, predict
+from tests.trees.helpers import bracketed
 
 LABELLED = {
     "train": "(3 (2 Good) (1 fun))\n(0 (1 good) (2 (1 FUN) (2 3)))",
@@ -73,7 +74,7 @@ def listops(form: Any, labels: str = "root") -> ListOpsData:
     lines = []
     for tree in data.dataset("test"):
         del tree.y
-        lines.append(to_bracketed(tree, data.schema.vocabulary))
+        lines.append(bracketed(tree, data.schema.vocabulary))
     Path("test.txt").write_text("\n".join(lines))
     return data
 

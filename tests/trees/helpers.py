@@ -1,4 +1,4 @@
-"""Compare examples and batches field by field; write a checkpoint."""
+"""Compare examples and batches field by field; write a tree as text, and a checkpoint."""
 
 import operator
 from pathlib import Path
@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch_geometric.data import Batch
 
-from pyg_dynbatch.data import DynTreeData, Vocabulary
+from pyg_dynbatch.data import DynTreeData, Vocabulary, to_nested
 from pyg_dynbatch.models import TreeClassifier, TreeSchema
 
 WORDS = ["good", "not", "very"]
@@ -32,6 +32,18 @@ def assert_same(wanted: Any, found: Any) -> None:
         assert found.num_graphs == wanted.num_graphs
         for pair in zip(wanted.to_data_list(), found.to_data_list(), strict=True):
             assert_same(*pair)
+
+
+def bracketed(tree: DynTreeData, vocabulary: Vocabulary) -> str:
+    """Write a tree as bracketed text."""
+    words = [vocabulary[row] if row >= 0 else None for row in tree.token.tolist()]
+    labels = tree.y.tolist() if "y" in tree else [None] * len(words)
+
+    def write(node: int, parts: tuple[str, ...]) -> str:
+        head = [str(part) for part in (labels[node], words[node]) if part is not None]
+        return f"({' '.join([*head, *parts])})"
+
+    return to_nested(tree, write)
 
 
 def tree_checkpoint(

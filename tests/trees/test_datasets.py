@@ -14,14 +14,14 @@ import torch
 from torch_geometric.loader import DataLoader
 
 from pyg_dynbatch.columns import Columns
-from pyg_dynbatch.data import DynTreeData, Vocabulary, to_bracketed
+from pyg_dynbatch.data import DynTreeData, Vocabulary
 from pyg_dynbatch.datasets import SST, TreeDataset, TreeFile
 from pyg_dynbatch.loader import Collater
 from pyg_dynbatch.loader import DataLoader as OwnLoader
 from pyg_dynbatch.trees import datasets as sst
 from pyg_dynbatch.trees.datasets import choose_split
 from tests.conftest import Server
-from tests.trees.helpers import assert_same
+from tests.trees.helpers import assert_same, bracketed
 
 
 @pytest.fixture
@@ -375,7 +375,7 @@ def test_the_real_files(shared_data: Callable[[str], Path], tmp_path: Path) -> N
     roots = torch.cat([data.y[data.root_index] for data in test])
     assert torch.bincount(roots).tolist() == [279, 633, 389, 510, 399]
     lines = (raw / "test.txt").read_text(encoding="utf-8").split("\n")
-    assert all(to_bracketed(test[i], test.vocabulary) == lines[i] for i in range(0, 2210, 97))
+    assert all(bracketed(test[i], test.vocabulary) == lines[i] for i in range(0, 2210, 97))
     train = sets["train"]
     assert int(train.columns.fields["depth"].max()) == 29
     assert sum("\u00a0" in word for word in train.vocabulary.words) == 2

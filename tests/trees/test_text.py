@@ -1,23 +1,16 @@
-"""Bracketed text, parent pointers and vocabularies; text that is not a tree."""
+"""Bracketed text and vocabularies; text that is not a tree."""
 
 import json
 import pickle
 import re
 
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyg_dynbatch.data import (
-    BracketedTree,
-    Vocabulary,
-    forest_to_data,
-    parse_bracketed,
-    to_bracketed,
-)
+from pyg_dynbatch.data import BracketedTree, Vocabulary, parse_bracketed
 from pyg_dynbatch.trees.words import unescape
-from tests.trees.helpers import assert_same
+from tests.trees.helpers import assert_same, bracketed
 
 Nested = tuple[int, str | None, list["Nested"]]
 
@@ -62,7 +55,7 @@ def test_agrees_with_a_recursive_reading(tree: Nested) -> None:
     data = BracketedTree(vocabulary, num_classes=5)(written(tree))
     data.validate(require_tree=True)
     assert data.y.max() < 5 and data.token.max() < len(vocabulary)
-    assert to_bracketed(data, vocabulary) == written(tree)
+    assert bracketed(data, vocabulary) == written(tree)
 
 
 def test_keeps_the_no_break_space_and_other_separators() -> None:
@@ -76,7 +69,7 @@ def test_a_deep_chain_needs_no_recursion() -> None:
     vocabulary = Vocabulary(["x"])
     data = BracketedTree(vocabulary)(text)
     assert int(data.depth[0]) == levels
-    assert to_bracketed(data, vocabulary).replace(" (", "(") == text.replace(" (", "(")
+    assert bracketed(data, vocabulary).replace(" (", "(") == text.replace(" (", "(")
 
 
 UNLABELLED = [
@@ -94,7 +87,7 @@ def test_unlabelled_nodes(text: str, labels: str, y: list[int] | None, tokens: l
     data = read(text)
     assert data.token.tolist() == [-1 if word is None else vocabulary.row(word) for word in tokens]
     assert (data.y.tolist() if "y" in data else None) == y
-    assert_same(data, read(to_bracketed(data, vocabulary)))
+    assert_same(data, read(bracketed(data, vocabulary)))
 
 
 @pytest.mark.parametrize("text", ["(7 ( 3 4 ))", "(7 (3 4) (1 8))", "(7 (1 2 (3 4)))", "(1 2)"])
@@ -148,42 +141,6 @@ BAD_LABELS = [
 def test_labels_that_cannot_be(line: str, labels: str, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         parse_bracketed(line, labels=labels)
-
-
-FOREST = forest_to_data([parse_bracketed("(1 a)")] * 2, Vocabulary(["a"]))
-FLOATS = torch.tensor([0.5, float("nan"), 1.0, 1.0])
-
-
-UNWRITABLE = [
-    ({"token": torch.tensor([-1, -1, 1, 3])}, r"cannot be put in brackets[\s\S]*node 3"),
-    ({"y": FLOATS}, r"labels are not integers[\s\S]*got: +float32"),
-    ({"token": None}, r"no field token[\s\S]*got: +child_slot"),
-    (
-        {"child_slot": torch.tensor([0, 0, 2])},
-        r"a node has an empty slot[\s\S]*got: +slots \[0, 2\][\s\S]*node 1",
-    ),
-    (
-        {"child_slot": torch.tensor([0, 1, 1])},
-        r"two children of node 1 have the same slot[\s\S]*got: +nodes \[2, 3\] in slot 1",
-    ),
-]
-
-
-@pytest.mark.parametrize(("changed", "words"), UNWRITABLE)
-def test_what_cannot_be_read_back_is_not_written(changed: dict, words: str) -> None:
-    vocabulary = Vocabulary(["a", "b", "("])
-    data = BracketedTree(vocabulary)("(1 (1 (1 a) (1 b)))")
-    for key, value in changed.items():
-        data[key] = value
-        if value is None:
-            del data[key]
-    with pytest.raises(ValueError, match=words):
-        to_bracketed(data, vocabulary)
-
-
-def test_forests_are_not_written() -> None:
-    with pytest.raises(ValueError, match=r"wrong number of roots[\s\S]*got: +2"):
-        to_bracketed(FOREST, Vocabulary(["a"]))
 
 
 def test_vocabularies() -> None:

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pyg_dynbatch.core.errors import checked_choice, describe_value, mismatch
+from pyg_dynbatch.core.errors import checked_choice, mismatch
 from pyg_dynbatch.core.structure import depth_of, roots_of
 from pyg_dynbatch.trees.data import DynTreeData, children_of, depths_below
 from pyg_dynbatch.trees.words import Vocabulary
@@ -280,6 +280,8 @@ class ParsedTree:
         >>> tree = ParsedTree([2, 3], [None, "good"], [-1, 0], [0, 0], [1, 0])
         >>> len(tree), tree.words
         (2, ['good'])
+        >>> tree.to_data(Vocabulary(["good"])).token
+        tensor([-1,  1])
     """
 
     labels: list[int] = field(default_factory=list)
@@ -297,49 +299,28 @@ class ParsedTree:
         return [token for token in self.tokens if token is not None]
 
     def to_data(self, vocabulary: Vocabulary, *, labelled: bool = True) -> DynTreeData:
-        """Turn the tree into a data object, see :func:`~pyg_dynbatch.data.forest_to_data`."""
-        return forest_to_data([self], vocabulary, labelled=labelled)
+        """Turn the tree into a data object.
 
-
-def forest_to_data(
-    trees: Sequence[ParsedTree], vocabulary: Vocabulary, *, labelled: bool = True
-) -> DynTreeData:
-    """Join several trees into one example.
-
-    Args:
-        trees: The trees; their roots keep this order in ``root_index``.
-        vocabulary: Maps tokens to rows.
-        labelled: Whether the field ``y`` is set.
-
-    Example:
-        >>> leaf = ParsedTree([0], ["good"], [-1], [0], [0])
-        >>> forest_to_data([leaf, leaf], Vocabulary(["good"])).root_index
-        tensor([0, 1])
-    """
-    child, parent, slots, roots = (list[int]() for _ in range(4))
-    start = 0
-    for tree in trees:
-        for node, (above, slot) in enumerate(zip(tree.parents, tree.slots, strict=True), start):
-            if above == NO_PARENT:
-                roots.append(node)
-            else:
-                child.append(node)
-                parent.append(start + above)
-                slots.append(slot)
-        start += len(tree)
-    row = vocabulary.row
-    tokens = [-1 if word is None else row(word) for tree in trees for word in tree.tokens]
-    token = torch.tensor(tokens)
-    return DynTreeData(
-        torch.tensor([child, parent], dtype=torch.long),
-        torch.tensor(slots, dtype=torch.long),
-        depth=torch.tensor([depth for tree in trees for depth in tree.depths]),
-        token=token,
-        has_input=token >= 0,
-        y=torch.tensor([label for tree in trees for label in tree.labels]) if labelled else None,
-        root_index=torch.tensor(roots, dtype=torch.long),
-        num_nodes=start,
-    )
+        Args:
+            vocabulary: Maps tokens to rows.
+            labelled: Whether the field ``y`` is set.
+        """
+        roots = [node for node, parent in enumerate(self.parents) if parent == NO_PARENT]
+        children = [node for node, parent in enumerate(self.parents) if parent != NO_PARENT]
+        parents = [self.parents[child] for child in children]
+        slots = [self.slots[child] for child in children]
+        rows = [NO_TOKEN if word is None else vocabulary.row(word) for word in self.tokens]
+        token = torch.tensor(rows)
+        return DynTreeData(
+            torch.tensor([children, parents], dtype=torch.long),
+            torch.tensor(slots, dtype=torch.long),
+            depth=torch.tensor(self.depths),
+            token=token,
+            has_input=token >= 0,
+            y=torch.tensor(self.labels) if labelled else None,
+            root_index=torch.tensor(roots, dtype=torch.long),
+            num_nodes=len(self),
+        )
 
 
 LABELS = ("required", "all_or_none", "optional", "none")
@@ -382,61 +363,72 @@ def parse_bracketed(
     checked_choice("parse_bracketed: unknown labels", labels, LABELS)
     if labels == "all_or_none":
         labels = "none" if _BARE_WORD.search(line) else "required"
-    tree, pieces = ParsedTree(), _PIECES.findall(line)
-    parents, tokens = tree.parents, tree.tokens
+    tree = ParsedTree()
+    parents = tree.parents
+    tokens = tree.tokens
+    pieces = _PIECES.findall(line)
     fault = partial(_bracket_fault, line, where)
-    node, opened = NO_PARENT, False  # the innermost open node; whether it opened just now
+    node = NO_PARENT  # the innermost open node
+    has_just_opened = False
     for at, piece in enumerate(pieces):
-        begins, opened = opened, False
-        if begins and _is_label(pieces, at, labels):
-            if (problem := _label_problem(pieces, at, num_classes, labels)) is not None:
-                raise fault(at, *problem)
-            tree.labels[node] = int(piece)
-            continue
+        if has_just_opened:
+            has_just_opened = False
+            if _is_label(pieces, at, labels):
+                problem = _label_problem(pieces, at, num_classes, labels)
+                if problem is not None:
+                    raise fault(at, *problem)
+                tree.labels[node] = int(piece)
+                continue
+
         if piece == "(":
-            if node < 0 and parents:
+            if node == NO_PARENT and parents:
                 raise fault(at, "there is text after the tree", "one tree per line")
             parents.append(node)
             tokens.append(None)
             tree.labels.append(UNLABELLED)
-            node, opened = len(parents) - 1, True
+            node = len(parents) - 1
+            has_just_opened = True
             continue
-        if node < 0 and piece == ")":
-            raise fault(at, "a bracket is closed that was never opened", "balanced brackets")
-        if node < 0:
+
+        if node == NO_PARENT:
+            if piece == ")":
+                raise fault(at, "a bracket is closed that was never opened", "balanced brackets")
             raise fault(at, "there is text outside the brackets", "(label ...)")
-        empty = node == len(parents) - 1 and tokens[node] is None
+
+        # A child of the node would have a higher number.
+        is_empty = tokens[node] is None and node == len(parents) - 1
         if piece == ")":
-            if empty:
+            if is_empty:
                 raise fault(at, "there is an empty tree", "a token or a child in every node")
             node = parents[node]
-        elif empty:
+        elif is_empty:
             tokens[node] = piece
         else:
-            after = "a child" if tokens[node] is None else f"the token {tokens[node]!r}"
-            what = f"a second token follows {after} in one node"
-            raise fault(at, what, "one token per node, before its children, or brackets")
+            before = "a child" if tokens[node] is None else f"the token {tokens[node]!r}"
+            problem = f"a second token follows {before} in one node"
+            raise fault(at, problem, "one token per node, before its children, or brackets")
+
     if not parents:
         raise fault(0, "there is an empty tree", "(label ...)")
-    if node >= 0:
-        count = pieces.count("(") - pieces.count(")")
-        what = f"{count} bracket{'s are' if count > 1 else ' is'} never closed"
-        raise fault(len(pieces), what, "balanced brackets")
-    _number_siblings(tree, range(len(tree)))
+    if node != NO_PARENT:
+        num_open = pieces.count("(") - pieces.count(")")
+        verb = "brackets are" if num_open > 1 else "bracket is"
+        raise fault(len(pieces), f"{num_open} {verb} never closed", "balanced brackets")
+    tree.slots = _positions_below(parents)
     tree.depths = depths_below(parents)
     return tree
-
-
-def _ends(pieces: Sequence[str], at: int) -> bool:
-    """Return whether the node or the line ends after a piece."""
-    return at + 1 == len(pieces) or pieces[at + 1] == ")"
 
 
 def _is_label(pieces: Sequence[str], at: int, labels: str) -> bool:
     """Return whether the first piece of a node is its label, or has to be one."""
     if labels == "optional":
-        return bool(_INTEGER.fullmatch(pieces[at])) and not _ends(pieces, at)
+        return bool(_INTEGER.fullmatch(pieces[at])) and not _ends_node(pieces, at)
     return labels == "required"
+
+
+def _ends_node(pieces: Sequence[str], at: int) -> bool:
+    """Return whether the node or the line ends after a piece."""
+    return at + 1 == len(pieces) or pieces[at + 1] == ")"
 
 
 def _label_problem(
@@ -447,12 +439,13 @@ def _label_problem(
     if piece == ")":
         return "there is an empty tree", "(label token)"
     if not _INTEGER.fullmatch(piece):
-        problem = "missing" if piece == "(" or _ends(pieces, at) else "not an integer"
+        problem = "missing" if piece == "(" or _ends_node(pieces, at) else "not an integer"
         expected = "an integer label after the bracket; docs/trees.md numbers labels that are words"
         return f"a label is {problem}", expected
     lowest = UNLABELLED if labels == "optional" else 0
     # Without a number of classes a label must still fit into a tensor.
-    if not lowest <= int(piece) < (_LARGEST if num_classes is None else num_classes):
+    limit = _LARGEST if num_classes is None else num_classes
+    if not lowest <= int(piece) < limit:
         highest = "" if num_classes is None else num_classes - 1
         return "a label is out of range", f"a label in {lowest}..{highest}"
     return None
@@ -460,26 +453,26 @@ def _label_problem(
 
 def _bracket_fault(line: str, where: str, at: int, problem: str, expected: str) -> ValueError:
     """Return the error at a piece of the line, or at its end."""
-    found = [(match.start(), match.group()) for match in _PIECES.finditer(line)]
-    start, got = [*found, (len(line), "the end of the line")][at]
-    return _fault_at(where, start + 1, f"bracketed tree: {problem}", expected, got)
-
-
-def _fault_at(where: str, column: int, what: str, expected: str, got: object) -> ValueError:
-    """Return an error that names a column of a line, with or without the file."""
+    matches = list(_PIECES.finditer(line))
+    if at < len(matches):
+        column = matches[at].start() + 1
+        piece = matches[at].group()
+    else:
+        column = len(line) + 1
+        piece = "the end of the line"
     place = f"{where}:{column}" if where else f"column {column}"
-    return mismatch(ValueError, what, expected, got, where=place)
+    return mismatch(ValueError, f"bracketed tree: {problem}", expected, piece, where=place)
 
 
-def _number_siblings(tree: ParsedTree, order: Iterable[int]) -> None:
-    """Number the siblings below each node in a given order of all nodes."""
-    tree.slots = [0] * len(tree)
-    counts = [0] * len(tree)  # children so far
-    for node in order:
-        above = tree.parents[node]
-        if above != NO_PARENT:
-            tree.slots[node] = counts[above]
-            counts[above] += 1
+def _positions_below(parents: Sequence[int]) -> list[int]:
+    """Return the position of every node among its siblings, which come in order."""
+    positions = [0] * len(parents)
+    num_children = [0] * len(parents)  # so far
+    for node, parent in enumerate(parents):
+        if parent != NO_PARENT:
+            positions[node] = num_children[parent]
+            num_children[parent] += 1
+    return positions
 
 
 @dataclass(frozen=True)
@@ -506,51 +499,3 @@ class BracketedTree:
         """Parse one line."""
         tree = parse_bracketed(line, where, num_classes=self.num_classes, labels=self.labels)
         return tree.to_data(self.vocabulary, labelled=self.labels != "none")
-
-
-def to_bracketed(data: DynTreeData, vocabulary: Vocabulary) -> str:
-    """Write a tree as bracketed text, the inverse of `BracketedTree`.
-
-    Args:
-        data: One tree with ``token`` and, optionally, ``y``; unlabelled nodes get the label -1,
-            which ``labels="optional"`` reads.
-        vocabulary: Maps rows to words.
-
-    Raises:
-        ValueError: If the data is not a single tree or has no ``token``, if a slot of a node is
-            empty or taken twice, if labels are not integers, or a word cannot be put in brackets.
-
-    Example:
-        >>> vocabulary = Vocabulary(["good", "fun"])
-        >>> text = "(3 (2 good) (1 fun))"
-        >>> to_bracketed(BracketedTree(vocabulary)(text), vocabulary) == text
-        True
-    """
-    if "token" not in data:
-        what, expected = "to_bracketed: there is no field token", "one row per node, -1 for none"
-        raise mismatch(ValueError, what, expected, ", ".join(sorted(data.keys())))
-    if "y" in data and data.y.dtype.is_floating_point:
-        what, expected = "to_bracketed: the labels are not integers", "classes; -1 for none"
-        raise mismatch(ValueError, what, expected, describe_value(data.y), hint="del data.y")
-    data.validate(require_tree=True)
-    words = [vocabulary[row] if row >= 0 else None for row in data.token.tolist()]
-    for node, (below, word) in enumerate(zip(children_of(data), words, strict=True)):
-        slots, where = [slot for slot, _ in below], f"node {node}"
-        if slots != list(range(len(slots))):
-            what, expected = "to_bracketed: a node has an empty slot", "slots 0, 1, … without gaps"
-            raise mismatch(ValueError, what, expected, f"slots {slots}", where=where)
-        if word is not None and (_PIECES.fullmatch(word) is None or word in "()"):
-            what = f"to_bracketed: the word {word!r} cannot be put in brackets"
-            expected = "a word without spaces, tabs and brackets"
-            hint = "-LRB- and -RRB- for brackets"
-            raise mismatch(ValueError, what, expected, where=where, hint=hint)
-    labels = data.y.tolist() if "y" in data else [None] * len(words)
-
-    def write(node: int, parts: tuple[str, ...]) -> str:
-        head = [str(part) for part in (labels[node], words[node]) if part is not None]
-        return f"({' '.join([*head, *parts])})"
-
-    return to_nested(data, write)
-
-
-_OUTSIDE = -1  # a token that belongs to no tree, such as punctuation in collapsed dependencies
