@@ -210,9 +210,9 @@ class TreeFileData(TreeData):
         """Return one file."""
         training = self._training
         if training.num_classes < 1:
-            what = "TreeFileData: no node has a label"
+            problem = "TreeFileData: no node has a label"
             expected = "at least one label, such as the 3 of (3 word)"
-            raise mismatch(ValueError, what, expected, where=self.files["train"])
+            raise mismatch(ValueError, problem, expected, where=self.files["train"])
         if split == "train" and vocabulary is None:
             return training
         words = vocabulary or training.vocabulary

@@ -83,8 +83,8 @@ class TreeDataset(ColumnsDataset):
         """Turn the trees of all splits into columns."""
         splits = self.read()
         if not splits.get(self.name):
-            what = f"{type(self).__name__}: the split {self.name!r} is empty"
-            raise mismatch(ValueError, what, "at least one tree")
+            problem = f"{type(self).__name__}: the split {self.name!r} is empty"
+            raise mismatch(ValueError, problem, "at least one tree")
         vocabulary = self._vocabulary_of(splits)
         classes = self._chosen_classes
         if classes is None:
@@ -235,9 +235,9 @@ def _find_sst(root: str | Path | None, raw_dir: str | Path | None, verify: bool)
     names = "train.txt, dev.txt and test.txt"
     hint = f"put {names}, or {_ARCHIVE} from {_URL}, into {folder}, or pass raw_dir="
     if absent and raw_dir is not None and not (folder / _ARCHIVE).is_file():
-        what = "SST: raw files are missing"
+        problem = "SST: raw files are missing"
         listed = f"no {', no '.join(absent)}"
-        raise mismatch(FileNotFoundError, what, names, listed, where=folder, hint=hint)
+        raise mismatch(FileNotFoundError, problem, names, listed, where=folder, hint=hint)
     if absent:
         archive = files.download_verified(_URL, folder, _ARCHIVE_SHA256, "SST", hint=hint)
         with ZipFile(archive) as opened:

@@ -61,8 +61,8 @@ def format_listops(pieces: Sequence[str]) -> str:
 def listops_tree(pieces: Sequence[str], form: str = "operator", labels: str = "root") -> ParsedTree:
     """Turn an expression into a tree whose root is labelled with the value."""
     checked_choice("listops_tree: unknown form", form, FORMS)
-    known = ("root", "all") if form == "operator" else ("root",)
-    checked_choice(f"listops_tree with form {form!r}: unknown labels", labels, known)
+    allowed = ("root", "all") if form == "operator" else ("root",)
+    checked_choice(f"listops_tree with form {form!r}: unknown labels", labels, allowed)
     if form == "operator":
         brackets = {operator: f"({operator}" for operator in OPERATORS} | {END: ")"}
         written = pieces
@@ -148,9 +148,9 @@ class ListOpsRecipe:
                 drawn[pieces] = None
             idle = 0 if is_new else idle + 1
             if idle == _PATIENCE:
-                what = "ListOpsRecipe: there are not enough distinct expressions"
+                problem = "ListOpsRecipe: there are not enough distinct expressions"
                 hint = "fewer examples, or a larger max_depth, max_args or max_length"
-                raise mismatch(ValueError, what, num_expressions, len(drawn), hint=hint)
+                raise mismatch(ValueError, problem, num_expressions, len(drawn), hint=hint)
         # Short expressions are drawn first, so the order of drawing must not decide the split.
         order = iter(sorted(drawn, key=lambda _: uniform()))
         sizes = {split: getattr(self, split) for split in _SPLITS}

@@ -1,6 +1,6 @@
 """Whole networks of trees: the encoder, and the classifier of nodes."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -28,14 +28,6 @@ _WORTH_SHARING = 0.85
 # From this many leaves on, finding equal ones takes less time than it saves.
 _MANY_LEAVES = 128
 
-# Per cell, its layer and which options of `make_layer` that takes.
-_LAYERS: dict[str, tuple[Any, tuple[str, ...]]] = {
-    "nary": (NaryTreeLSTM, ("arity", "forget_bias", "recurrent_dropout")),
-    "child_sum": (ChildSumTreeLSTM, ("forget_bias", "recurrent_dropout")),
-    "gru": (TreeGRU, ("arity", "recurrent_dropout")),
-    "rnn": (TreeRNN, ("arity",)),
-}
-
 
 def make_layer(
     cell: str,
@@ -47,13 +39,34 @@ def make_layer(
     recurrent_dropout: float = 0.0,
 ) -> RecursiveLayer:
     """Create a recursive layer by the name of its cell; options it does not have are ignored."""
-    kind, known = _LAYERS.get(cell, (None, ()))
-    if kind is None or (recurrent_dropout and "recurrent_dropout" not in known):
-        expected = f"one of {', '.join(map(repr, _LAYERS))}; 'rnn' without recurrent dropout"
-        got = f"{cell!r}, recurrent_dropout={recurrent_dropout}"
-        raise mismatch(ValueError, f"make_layer: no layer for cell {cell!r}", expected, got)
-    options = {"arity": arity, "forget_bias": forget_bias, "recurrent_dropout": recurrent_dropout}
-    return kind(in_channels, out_channels, **{name: options[name] for name in known})
+    match cell:
+        case "nary":
+            return NaryTreeLSTM(
+                in_channels,
+                out_channels,
+                arity=arity,
+                forget_bias=forget_bias,
+                recurrent_dropout=recurrent_dropout,
+            )
+        case "child_sum":
+            return ChildSumTreeLSTM(
+                in_channels,
+                out_channels,
+                forget_bias=forget_bias,
+                recurrent_dropout=recurrent_dropout,
+            )
+        case "gru":
+            return TreeGRU(
+                in_channels, out_channels, arity=arity, recurrent_dropout=recurrent_dropout
+            )
+        case "rnn" if not recurrent_dropout:
+            return TreeRNN(in_channels, out_channels, arity=arity)
+    raise mismatch(
+        ValueError,
+        f"make_layer: no layer for cell {cell!r}",
+        "one of 'nary', 'child_sum', 'gru', 'rnn'; 'rnn' without recurrent dropout",
+        f"{cell!r}, recurrent_dropout={recurrent_dropout}",
+    )
 
 
 class TreeEncoder(nn.Module):
@@ -118,15 +131,20 @@ class TreeEncoder(nn.Module):
             nodes: Nodes to return, such as ``batch.root_index``; None for all.
             schedule: ``schedule_of_batch(batch, layer)``, where the caller reads it too.
         """
-        schedule, leaf_inverse = schedule or schedule_of_batch(batch, self.layer), None
+        if schedule is None:
+            schedule = schedule_of_batch(batch, self.layer)
+        leaf_inverse = None
         if self.embedding is None:
             inputs = _input_rows(schedule, _field(batch, "x", "num_tokens=…"))
         else:
             token = _field(batch, "token", "num_tokens=0 for batches with features x")
             shared = self._distinct_leaves(token, schedule)
-            rows, leaf_inverse = shared or (_input_rows(schedule, token), None)
+            if shared is None:
+                embedded = _input_rows(schedule, token)
+            else:
+                embedded, leaf_inverse = shared
             try:
-                inputs = self.embedding(rows)
+                inputs = self.embedding(embedded)
             except IndexError:
                 _check_tokens(token, schedule.input_node, self.embedding.num_embeddings)
                 raise
@@ -157,11 +175,12 @@ class TreeEncoder(nn.Module):
 
     def _equal_leaves_stay_equal(self) -> bool:
         """Whether no leaf has dropout of its own, and no hook or own module sees each."""
-        embedding, dropout = self.embedding, self.input_dropout
-        known = calls_only(embedding, forward=nn.Embedding.forward)
-        known &= any(calls_only(dropout, forward=k.forward) for k in (nn.Dropout, nn.Identity))
-        dropping = dropout.training and getattr(dropout, "p", 0.0) > 0
-        return known and not dropping and self.layer.cell.shares_leaves
+        dropout = self.input_dropout
+        is_dropping = dropout.training and getattr(dropout, "p", 0.0) > 0
+        is_plain = calls_only(self.embedding, forward=nn.Embedding.forward) and any(
+            calls_only(dropout, forward=kind.forward) for kind in (nn.Dropout, nn.Identity)
+        )
+        return is_plain and not is_dropping and self.layer.cell.shares_leaves
 
 
 def _input_rows(schedule: Levels, rows: Tensor) -> Tensor:
@@ -170,23 +189,31 @@ def _input_rows(schedule: Levels, rows: Tensor) -> Tensor:
 
 
 def _field(batch: Any, name: str, hint: str) -> Tensor:
-    if not isinstance(value := getattr(batch, name, None), Tensor):
-        what, fields = f"TreeEncoder: the batch has no {name}", ", ".join(batch.keys())
-        raise mismatch(ValueError, what, f"{name}, one row per node", fields, hint=hint)
+    value = getattr(batch, name, None)
+    if not isinstance(value, Tensor):
+        problem = f"TreeEncoder: the batch has no {name}"
+        fields = ", ".join(batch.keys())
+        raise mismatch(ValueError, problem, f"{name}, one row per node", fields, hint=hint)
     return value
 
 
 def _check_tokens(token: Tensor, nodes: Tensor, num_tokens: int) -> None:
     """Raise an error at the first node whose token is not a row of the embedding."""
-    read = token.index_select(0, nodes)
-    wrong = nodes[(read < 0) | (read >= num_tokens)]
-    if wrong.numel():
-        node = int(wrong.min())
-        what, expected = "TreeEncoder: a token is not in the embedding", f"0 to {num_tokens - 1}"
-        where, hint = f"node {node} of the batch", "num_tokens=len(vocabulary)"
+    tokens_read = token.index_select(0, nodes)
+    nodes_at_fault = nodes[(tokens_read < 0) | (tokens_read >= num_tokens)]
+    if nodes_at_fault.numel():
+        node = int(nodes_at_fault.min())
+        hint = "num_tokens=len(vocabulary)"
         if token[node] == -1:
             hint = "has_input = token >= 0, if nodes without a token read nothing"
-        raise mismatch(IndexError, what, expected, int(token[node]), where=where, hint=hint)
+        raise mismatch(
+            IndexError,
+            "TreeEncoder: a token is not in the embedding",
+            f"0 to {num_tokens - 1}",
+            int(token[node]),
+            where=f"node {node} of the batch",
+            hint=hint,
+        )
 
 
 def schedule_of_batch(batch: Any, layer: RecursiveLayer) -> Levels:
@@ -194,18 +221,20 @@ def schedule_of_batch(batch: Any, layer: RecursiveLayer) -> Levels:
 
     It is also derived where a field that it was made from has changed since.
     """
-    fields, nodes = batch.stores[0], batch.num_nodes
+    fields = batch.stores[0]
+    num_nodes = batch.num_nodes
     check_tokens("TreeEncoder", fields.get("token"))
     made_of = {name: fields.get(name) for name in ("edge_index", "child_slot", "has_input")}
     for name in ("schedule", "schedule_down"):
         attached = fields.get(name)
         if (
             isinstance(attached, Levels)
-            and (attached.direction, attached.num_nodes) == (layer.direction, nodes)
+            and attached.direction == layer.direction
+            and attached.num_nodes == num_nodes
             and attached.belongs_to(**made_of)
         ):
             return attached
-    return derive_levels("TreeEncoder", fields, nodes, layer.arity, layer.direction)
+    return derive_levels("TreeEncoder", fields, num_nodes, layer.arity, layer.direction)
 
 
 class TreeClassifier(Model):
@@ -295,8 +324,8 @@ class TreeClassifier(Model):
         self.reduction = reduction
         self.polarity = polarity
         if polarity and self.schema.num_classes % 2 == 0:
-            what = "TreeClassifier: polarity needs a neutral middle class"
-            raise mismatch(ValueError, what, "an odd number of classes", self.schema.num_classes)
+            problem = "TreeClassifier: polarity needs a neutral middle class"
+            raise mismatch(ValueError, problem, "an odd number of classes", self.schema.num_classes)
         layer = make_layer(
             cell,
             embedding_channels,
@@ -404,9 +433,9 @@ class TreeClassifier(Model):
         if vectors is None or self.embedding is None:
             return
         if vectors.matrix.shape != self.embedding.weight.shape:
-            what = "TreeClassifier: the word vectors do not fit"
+            problem = "TreeClassifier: the word vectors do not fit"
             expected = f"embedding_channels: {vectors.matrix.size(1)}"
-            raise mismatch(ValueError, what, expected, self.embedding_channels)
+            raise mismatch(ValueError, problem, expected, self.embedding_channels)
         with torch.no_grad():
             self.embedding.weight.copy_(vectors.matrix)
 
@@ -420,27 +449,25 @@ class TreeClassifier(Model):
 
     def draw(self, folder: Path, columns: Mapping[str, np.ndarray], dataset: Any) -> None:
         """Draw a few trees of the test split with their predictions."""
-        few = [number for number, size in enumerate(dataset.sizes) if 3 <= size <= _LARGEST_DRAWN]
-        trees = [dataset[number] for number in few[:4]]
+        drawable = [i for i, size in enumerate(dataset.sizes) if 3 <= size <= _LARGEST_DRAWN]
+        numbers = drawable[:4]
+        trees = [dataset[number] for number in numbers]
         if not trees:
             return
         table = self.predict(self.collater()(trees).to(self.classifier.weight.device))
-        predicted = [part.cpu().numpy() for part in table["prediction"].split(_sizes(trees))]
+        sizes = [tree.num_nodes for tree in trees]
+        predicted = [part.cpu().numpy() for part in table["prediction"].split(sizes)]
         words = self.schema.vocabulary
         texts = [
             ["" if words is None or row < 0 else words[row] for row in tree.token.tolist()]
             for tree in trees
         ]
         plots.draw_trees(
-            folder / "trees.png", trees, predicted, texts, self.schema.num_classes, few[:4]
+            folder / "trees.png", trees, predicted, texts, self.schema.num_classes, numbers
         )
 
 
 _LARGEST_DRAWN = 45
-
-
-def _sizes(trees: Sequence[Any]) -> list[int]:
-    return [tree.num_nodes for tree in trees]
 
 
 def _polarity_hits(

@@ -44,8 +44,8 @@ class TreeSchema:
     def __post_init__(self) -> None:
         """Compare words and rows."""
         if self.vocabulary is not None and len(self.vocabulary) != self.num_tokens:
-            what = "TreeSchema: the vocabulary does not fit"
-            raise mismatch(ValueError, what, f"{self.num_tokens} rows", len(self.vocabulary))
+            problem = "TreeSchema: the vocabulary does not fit"
+            raise mismatch(ValueError, problem, f"{self.num_tokens} rows", len(self.vocabulary))
 
     @classmethod
     def of(cls, schema: "TreeSchema | Mapping[str, Any]") -> "TreeSchema":
@@ -73,9 +73,9 @@ class TreeSchema:
     def read(self, path: str | Path) -> Iterator[Entry]:
         """Read a file of bracketed trees, one per line, plain or compressed (``.gz``)."""
         lines = files.read_lines(path)
-        blank = sum(not line.strip(" \t") for line in lines)
-        if blank:
-            text = f"{path}: {blank} of {len(lines)} lines are blank, and skipped"
+        num_blank = sum(not line.strip(" \t") for line in lines)
+        if num_blank:
+            text = f"{path}: {num_blank} of {len(lines)} lines are blank, and skipped"
             warnings.warn(text, stacklevel=2)
         for number, line in enumerate(lines, start=1):
             if line.strip(" \t"):
@@ -98,8 +98,10 @@ class TreeSchema:
 
     def _words(self) -> Vocabulary:
         if self.vocabulary is None:
-            what = "TreeSchema: the words are not known, so that no text can be read"
-            raise mismatch(ValueError, what, "a schema with a vocabulary, or trees as Data", "none")
+            problem = "TreeSchema: the words are not known, so that no text can be read"
+            raise mismatch(
+                ValueError, problem, "a schema with a vocabulary, or trees as Data", "none"
+            )
         return self.vocabulary
 
     def _nested(self, tree: Any, vocabulary: Vocabulary) -> DynTreeData:
@@ -108,9 +110,9 @@ class TreeSchema:
                 return vocabulary.row(part)
             if isinstance(part, tuple | list | dict) and part:
                 return None
-            what = "TreeSchema: a part of the tree is not a word"
+            problem = "TreeSchema: a part of the tree is not a word"
             raise mismatch(
-                ValueError, what, "a text, or a list of words and lists", repr(part)[:60]
+                ValueError, problem, "a text, or a list of words and lists", repr(part)[:60]
             )
 
         return from_nested(tree, token=row)

@@ -110,8 +110,8 @@ def to_nested(data: DynTreeData, make: Callable[[int, tuple[Any, ...]], Any] | N
     """
     root = roots_of(data.edge_index, data.num_nodes)
     if root.numel() != 1:
-        what = "to_nested: the example is not a single tree or DAG"
-        raise mismatch(ValueError, what, "one root", f"{root.numel()} roots")
+        problem = "to_nested: the example is not a single tree or DAG"
+        raise mismatch(ValueError, problem, "one root", f"{root.numel()} roots")
     tokens = data.token.tolist() if "token" in data else [NO_TOKEN] * data.num_nodes
     leaves = [node if token < 0 else token for node, token in enumerate(tokens)]
     make = make or (lambda node, parts: parts or leaves[node])
@@ -122,8 +122,8 @@ def to_nested(data: DynTreeData, make: Callable[[int, tuple[Any, ...]], Any] | N
         child_in = dict(children[node])
         if len(child_in) < len(children[node]):
             slots = [slot for slot, _ in children[node]]
-            what = "to_nested: two children are in one slot"
-            raise mismatch(ValueError, what, "different slots", slots, where=f"node {node}")
+            problem = "to_nested: two children are in one slot"
+            raise mismatch(ValueError, problem, "different slots", slots, where=f"node {node}")
         num_slots = 1 + max(child_in, default=-1)
         parts = [objects[child_in[i]] if i in child_in else None for i in range(num_slots)]
         objects[node] = make(node, tuple(parts))
@@ -159,10 +159,10 @@ def _walk(
         # A tuple, so that a key which is an integer is never taken for an `id`.
         identity = id(value) if key is None else (key,)
         if identity in ancestors:
-            what = "from_nested: an object contains itself"
+            problem = "from_nested: an object contains itself"
             where = f"slot {slot} of node {parent}"
             again = f"{type(value).__name__} at node {node_of[identity]}"
-            raise mismatch(ValueError, what, got=again, where=where)
+            raise mismatch(ValueError, problem, got=again, where=where)
         is_new = key is None or identity not in node_of
         node = len(objects) if is_new else node_of[identity]
         if parent != NO_PARENT:
@@ -170,9 +170,9 @@ def _walk(
         if not is_new:
             continue
         if node >= max_nodes:
-            what = "from_nested: the tree is too large, or endless"
+            problem = "from_nested: the tree is too large, or endless"
             hint = "share=… if children are made anew at every visit, or a larger max_nodes"
-            raise mismatch(ValueError, what, f"{max_nodes} nodes", "more", hint=hint)
+            raise mismatch(ValueError, problem, f"{max_nodes} nodes", "more", hint=hint)
         objects.append(value)
         node_of[identity] = node
         parts = children(value)
@@ -205,9 +205,9 @@ def _leaf_token(value: Any) -> int | None:
     number = _plain(value)
     if isinstance(number, int) and not isinstance(number, bool):
         return number
-    what = "from_nested: a leaf is not a token"
+    problem = "from_nested: a leaf is not a token"
     expected = "an int, the row of the vocabulary"
-    raise mismatch(ValueError, what, expected, repr(value)[:60], hint="token=vocabulary.row")
+    raise mismatch(ValueError, problem, expected, repr(value)[:60], hint="token=vocabulary.row")
 
 
 def _token_column(tokens: list[Any]) -> Tensor:
@@ -237,8 +237,8 @@ def _feature_matrix(rows: list[Any]) -> Tensor:
     node_of_width = {vector.numel(): node for node, vector in vectors.items()}
     if len(node_of_width) != 1:
         widths = [f"{width} at node {node}" for width, node in node_of_width.items()]
-        what = "from_nested: the width of the features is unclear"
-        raise mismatch(ValueError, what, "one width", ", ".join(widths) or "no features at all")
+        problem = "from_nested: the width of the features is unclear"
+        raise mismatch(ValueError, problem, "one width", ", ".join(widths) or "no features at all")
     features = torch.stack(list(vectors.values()))
     if not features.is_floating_point():
         features = features.to(torch.get_default_dtype())
@@ -250,9 +250,9 @@ def _feature_matrix(rows: list[Any]) -> Tensor:
 def _check_numbers(name: str, values: list[Any], kind: type[Any], expected: str) -> None:
     for node, value in enumerate(values):
         if value is not None and not isinstance(_plain(value), kind):
-            what = f"from_nested: the {name} of node {node} is not a number"
+            problem = f"from_nested: the {name} of node {node} is not a number"
             hint = "Vocabulary.row numbers words" if isinstance(value, str) else ""
-            raise mismatch(TypeError, what, expected, repr(value)[:60], hint=hint)
+            raise mismatch(TypeError, problem, expected, repr(value)[:60], hint=hint)
 
 
 def _plain(value: Any) -> Any:
@@ -374,9 +374,9 @@ def parse_bracketed(
         if has_just_opened:
             has_just_opened = False
             if _is_label(pieces, at, labels):
-                problem = _label_problem(pieces, at, num_classes, labels)
-                if problem is not None:
-                    raise fault(at, *problem)
+                label_fault = _label_fault(pieces, at, num_classes, labels)
+                if label_fault is not None:
+                    raise fault(at, *label_fault)
                 tree.labels[node] = int(piece)
                 continue
 
@@ -431,7 +431,7 @@ def _ends_node(pieces: Sequence[str], at: int) -> bool:
     return at + 1 == len(pieces) or pieces[at + 1] == ")"
 
 
-def _label_problem(
+def _label_fault(
     pieces: Sequence[str], at: int, num_classes: int | None, labels: str
 ) -> tuple[str, str] | None:
     """Return what is wrong with a label, and what is expected."""

@@ -61,8 +61,8 @@ class Vocabulary:
     def __init__(
         self, words: Iterable[str], unknown: str = UNKNOWN, lower_case: bool = False
     ) -> None:
-        known = [word.lower() for word in words] if lower_case else list(words)
-        self.words: tuple[str, ...] = (unknown, *known)
+        named = [word.lower() for word in words] if lower_case else list(words)
+        self.words: tuple[str, ...] = (unknown, *named)
         self.lower_case = lower_case
         self._row = {word: row for row, word in enumerate(self.words)}
         if len(self._row) < len(self.words):
@@ -70,9 +70,9 @@ class Vocabulary:
             hint = "Vocabulary.from_words"
             if word == unknown:
                 hint = f"leave out {unknown!r}, which has row 0"
-            what = f"Vocabulary: the word {word!r} has two rows"
+            problem = f"Vocabulary: the word {word!r} has two rows"
             rows = f"rows {row} and {self._row[word]}"
-            raise mismatch(ValueError, what, "distinct words", rows, hint=hint)
+            raise mismatch(ValueError, problem, "distinct words", rows, hint=hint)
 
     @classmethod
     def from_words(cls, words: Iterable[str], *, lower_case: bool = False) -> "Vocabulary":
@@ -199,10 +199,10 @@ class WordVectors:
 
     def __post_init__(self) -> None:
         if not len(self.vocabulary) == self.matrix.size(0) == self.found.size(0):
-            what = "WordVectors: rows and words differ in number"
+            problem = "WordVectors: rows and words differ in number"
             expected = f"{len(self.vocabulary)} rows, one for each word of the vocabulary"
             rows = f"matrix with {self.matrix.size(0)} rows, found with {self.found.size(0)}"
-            raise mismatch(ValueError, what, expected, rows)
+            raise mismatch(ValueError, problem, expected, rows)
 
     @property
     def width(self) -> int:
@@ -344,8 +344,8 @@ def _read_vectors(path: Path, wanted: set[bytes]) -> tuple[_Vectors, int]:
             elif not fields[:-width] or any(map(_is_finite, fields[:-width])):
                 raise _bad_line(word, fields, width, f"{path}:{lines.number}")
     if width == 0:
-        what = f"{path.name}: no vectors in the file"
-        raise mismatch(ValueError, what, "lines 'word v1 v2 ...'", where=path)
+        problem = f"{path.name}: no vectors in the file"
+        raise mismatch(ValueError, problem, "lines 'word v1 v2 ...'", where=path)
     return vectors, width
 
 
