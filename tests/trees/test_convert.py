@@ -170,7 +170,7 @@ def test_the_dtype_is_that_which_torch_chooses(row: Any, expected: Any, default:
 
 
 def test_numbers_of_several_kinds_are_promoted() -> None:
-    labels = {1: 3, 2: np.float64(0.5), 3: torch.tensor(2.0, dtype=F16), 4: np.array(1)}
+    labels = {1: 3, 2: np.float64(0.5), 3: torch.tensor(2.0, dtype=F16), 4: np.int32(1)}
     rows = {1: [1, 2], 2: np.array([0.5, 0.1]), 3: torch.ones(2, dtype=F16), 4: [True, False]}
     tree = from_nested((1, 2, 3, 4), token=no_token, label=labels.get, features=rows.get)
     assert tree.y.dtype == tree.x.dtype == F64
@@ -223,6 +223,11 @@ FAULTS = [
     (TypeError, lambda: from_nested(1, token=lambda _: "plus"), "the token of node 0 is not a"),
     (TypeError, lambda: from_nested(1, token=lambda _: 1.5), "the token of node 0 is not a"),
     (TypeError, lambda: from_nested(1, label=lambda _: "good"), "the label of node 0 is not a"),
+    (
+        TypeError,
+        lambda: from_nested(1, label=lambda _: np.array(2)),
+        "the label of node 0 is not a",
+    ),
     (ValueError, lambda: to_nested(FOREST), "the example is not a single tree or DAG"),
 ]
 

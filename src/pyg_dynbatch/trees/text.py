@@ -63,7 +63,8 @@ def from_nested(
         ([-1, 5, -1, 6, 7], [[1, 2, 3, 4], [0, 0, 2, 2]])
         >>> to_nested(tree)
         (5, (6, 7))
-        >>> from_nested(((6, 7), (6, 7)), share=lambda part: part).edge_index.tolist()
+        >>> pair = (6, 7)
+        >>> from_nested((pair, pair), share=id).edge_index.tolist()
         [[1, 2, 3, 1], [0, 1, 1, 0]]
     """
     if children is None and token is None:
@@ -220,14 +221,12 @@ def _label_column(labels: list[Any]) -> Tensor:
     """Return the labels of all nodes: int64 with -1 for none, or floats with NaN."""
     _check_numbers("label", labels, Real, "a number, or None")
     is_labelled = torch.tensor([label is not None for label in labels])
-    if not is_labelled.any():
-        return torch.full((len(labels),), UNLABELLED)
-    numbers = torch.stack([torch.as_tensor(label) for label in labels if label is not None])
-    if numbers.is_floating_point():
-        y = torch.full((len(labels),), math.nan, dtype=numbers.dtype)
-    else:
-        y = torch.full((len(labels),), UNLABELLED)
-    y[is_labelled] = numbers.to(y.dtype)
+    y = torch.full((len(labels),), UNLABELLED)
+    if is_labelled.any():
+        numbers = torch.tensor([label for label in labels if label is not None])
+        if numbers.is_floating_point():
+            y = torch.full((len(labels),), math.nan, dtype=numbers.dtype)
+        y[is_labelled] = numbers.to(y.dtype)
     return y
 
 
@@ -257,7 +256,8 @@ def _check_numbers(name: str, values: list[Any], kind: type[Any], expected: str)
 
 def _plain(value: Any) -> Any:
     """Turn a number of numpy or torch into one of Python."""
-    return value.item() if getattr(value, "ndim", None) == 0 else value
+    is_scalar = getattr(value, "ndim", None) == 0 and not isinstance(value, np.ndarray)
+    return value.item() if is_scalar else value
 
 
 # Text ---------------------------------------------------------------------------------------------
