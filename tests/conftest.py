@@ -1,4 +1,4 @@
-"""Shared by all tests: seed, threads, Hypothesis profile, checks of annotations, data."""
+"""Shared by all tests: seed, threads, Hypothesis profile, data."""
 
 import gc
 import os
@@ -9,16 +9,12 @@ from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
-import jaxtyping
 import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, is_hypothesis_test, settings
 
 SAMPLES = Path(__file__).parent / "samples"
-# Files and folders with tests of whole runs.
-WHOLE_RUNS = ["autobatch", "benchmarks", "integration", "test_cli.py"]
-WHOLE_RUNS += ["test_cli_experiments.py", "test_cli_molecules.py", "test_docs.py", "test_readme.py"]
 
 # A command that runs in this process would change its memory settings for all later tests.
 os.environ.setdefault("PYG_DYNBATCH_KEEP_MEMORY", "0")
@@ -88,20 +84,6 @@ def _seed() -> Iterator[None]:
         yield
     random.setstate(python_state)
     np.random.set_state(numpy_state)
-
-
-@pytest.fixture(autouse=True)
-def _checks_of_annotations(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Disable jaxtyping's checks of shapes and dtypes in whole runs, which take twice as long.
-
-    The long tests call the same functions as the others, which are checked there.
-    """
-    long = request.config.option.markexpr == "long"
-    whole_runs = {*WHOLE_RUNS, "test_row_law.py", "test_traces.py"}  # of autobatch
-    whole_run = not whole_runs.isdisjoint(request.path.parts)
-    jaxtyping.config.update("jaxtyping_disable", long or whole_run)
-    yield
-    jaxtyping.config.update("jaxtyping_disable", False)
 
 
 @pytest.fixture(scope="session")

@@ -290,7 +290,7 @@ ERRORS: list[tuple[Callable[[], Any], str]] = [
         for arity in (None, 2)
     ),
     (lambda: of_levels(star(4).edge_index, arity=2), "ValueError … node 0 has a child beyond the "
-     "arity … child slots below 2 … slot 2 … arity=3, or arity=None"),
+     "arity … child slots below 2 … slot 2 … arity=3; or … cell='child_sum'"),
     (lambda: of_levels(child_slot=torch.tensor([1, 1, 0]), arity=2), "ValueError … node 2 has two "
      "arguments in one slot … slot 1 taken by nodes [0, 1]"),
     (lambda: of_levels(diamond().edge_index, **TWO_ARGUMENTS),

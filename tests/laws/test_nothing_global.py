@@ -13,7 +13,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import jaxtyping
 import numpy as np
 import pytest
 import torch
@@ -170,8 +169,6 @@ CALLS: list[Callable[[Path], None]] = [
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    # These checks draw elements of lists from Python's random numbers.
-    jaxtyping.config.update("jaxtyping_disable", True)
     monkeypatch.chdir(tmp_path)
     model().save("a.ckpt")
     trained(tmp_path)
