@@ -83,17 +83,17 @@ def predict(words: Sequence[str]) -> None:
 
     read = [Path(path).resolve() for path in (options.input, *options.checkpoint)]
     if options.output != "-" and Path(options.output).resolve() in read:
-        what = "predict: the output would replace what is read"
-        raise mismatch(ValueError, what, "another name", options.output)
+        problem = "predict: the output would replace what is read"
+        raise mismatch(ValueError, problem, "another name", options.output)
     for module in options.modules:
         import_module(module)
     models: list[Model] = [load(path) for path in options.checkpoint]
     try:
         models = [model.to(options.device) for model in models]
     except (RuntimeError, AssertionError) as error:
-        what = "predict: the device cannot be used"
+        problem = "predict: the device cannot be used"
         got = f"{options.device}: {str(error).partition(chr(10))[0]}"
-        raise mismatch(ValueError, what, "cpu, or a device of this machine", got) from error
+        raise mismatch(ValueError, problem, "cpu, or a device of this machine", got) from error
     source = Path(options.input)
     parts = predictions(models, source, batch_size=options.batch_size, nodes=options.nodes)
     rows, faulty = write_table(options.output, parts)

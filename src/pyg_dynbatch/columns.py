@@ -244,9 +244,9 @@ class Columns(Sequence[Data]):
 
 
 def _not_columns(path: str | Path, got: object) -> ValueError:
-    what = "columns: the file cannot be used"
+    problem = "columns: the file cannot be used"
     hint = "delete it, and open the data set again"
-    return mismatch(ValueError, what, FORMAT, got, where=path, hint=hint)
+    return mismatch(ValueError, problem, FORMAT, got, where=path, hint=hint)
 
 
 # Batches ------------------------------------------------------------------------------------------

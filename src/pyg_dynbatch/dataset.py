@@ -114,20 +114,20 @@ class ColumnsDataset(Dataset):
             self._open(self._file)
 
 
-def columns_of(examples: Sequence[Data], facts: Mapping[str, Any], what: str) -> Columns:
+def columns_of(examples: Sequence[Data], facts: Mapping[str, Any], owner: str) -> Columns:
     """Join the examples of a data set, with facts about all of them."""
     columns = Columns.of(examples)
     if columns is None:
-        raise _not_joinable(examples, what)
+        raise _not_joinable(examples, owner)
     columns.facts = dict(facts)
     return columns
 
 
-def _not_joinable(examples: Sequence[Data], what: str) -> Exception:
+def _not_joinable(examples: Sequence[Data], owner: str) -> Exception:
     kinds = ", ".join(sorted({type(example).__name__ for example in examples}))
     return mismatch(
         ValueError,
-        f"{what}: the examples cannot be joined",
+        f"{owner}: the examples cannot be joined",
         "one class of Data, with the same fields, dtypes and widths in all examples",
         f"{len(examples)} examples of {kinds}",
         hint="the pre_transform may give some of them other fields",

@@ -73,17 +73,20 @@ def _renamed_at_the_end(temporary: Path, path: Path) -> Iterator[None]:
         is_of_another_file = error.filename is not None and str(error.filename) not in named
         if isinstance(error, ConnectionError) or error.errno is None or is_of_another_file:
             raise  # the content could not be read or fetched: the folder is not to blame
-        what = f"{path.name}: the file cannot be written"
-        got = f"{type(error).__name__}: {error.strerror or error}"
-        hint = "another folder; or check its permissions and the free space"
-        expected = "a folder that can be written"
-        raise mismatch(OSError, what, expected, got, where=path.parent, hint=hint) from error
+        raise mismatch(
+            OSError,
+            f"{path.name}: the file cannot be written",
+            "a folder that can be written",
+            f"{type(error).__name__}: {error.strerror or error}",
+            where=path.parent,
+            hint="another folder; or check its permissions and the free space",
+        ) from error
     finally:
         with suppress(OSError):  # of the folder, which is being reported
             temporary.unlink(missing_ok=True)
 
 
-def existing(path: str | Path, what: str, hint: str = "") -> Path:
+def existing(path: str | Path, expected: str, hint: str = "") -> Path:
     """Return the path of a file, or raise if it does not exist or cannot be read."""
     path = Path(path)
     try:
@@ -91,10 +94,12 @@ def existing(path: str | Path, what: str, hint: str = "") -> Path:
             path.open("rb").close()
             return path
     except OSError as error:
-        found, got = f"{path.name}: the file cannot be read", error.strerror or error
-        raise mismatch(type(error), found, what, got, where=path, hint=hint) from error
-    found, got = f"{path.name or path}: there is no such file", "a folder" if path.is_dir() else ""
-    raise mismatch(FileNotFoundError, found, what, got, where=path, hint=hint)
+        problem = f"{path.name}: the file cannot be read"
+        reason = error.strerror or error
+        raise mismatch(type(error), problem, expected, reason, where=path, hint=hint) from error
+    problem = f"{path.name or path}: there is no such file"
+    found = "a folder" if path.is_dir() else ""
+    raise mismatch(FileNotFoundError, problem, expected, found, where=path, hint=hint)
 
 
 class Lines:
@@ -179,8 +184,8 @@ def read_lines(path: str | Path) -> list[str]:
     while lines and not lines[-1].strip():
         lines.pop()
     if not lines:
-        what = f"{Path(path).name}: the file is empty"
-        raise mismatch(ValueError, what, "at least one line", 0, where=path)
+        problem = f"{Path(path).name}: the file is empty"
+        raise mismatch(ValueError, problem, "at least one line", 0, where=path)
     return lines
 
 
@@ -190,17 +195,22 @@ def sha256_of(path: str | Path) -> str:
         return hashlib.file_digest(handle, "sha256").hexdigest()
 
 
-def check_sha256(path: str | Path, sha256: str, what: str, hint: str = "") -> None:
-    """Raise an error if the content of a file is not the expected one."""
-    if (found := sha256_of(path)) != sha256:
-        what = f"{what}: {Path(path).name} has a wrong checksum"
-        got = f"sha256 {found}, {Path(path).stat().st_size:,} bytes"
-        hint = hint or "delete the file and download it again"
-        raise mismatch(ValueError, what, f"sha256 {sha256}", got, where=path, hint=hint)
+def check_sha256(path: str | Path, sha256: str, title: str, hint: str = "") -> None:
+    """Raise an error if the content of a file of a data set is not the expected one."""
+    found = sha256_of(path)
+    if found != sha256:
+        raise mismatch(
+            ValueError,
+            f"{title}: {Path(path).name} has a wrong checksum",
+            f"sha256 {sha256}",
+            f"sha256 {found}, {Path(path).stat().st_size:,} bytes",
+            where=path,
+            hint=hint or "delete the file and download it again",
+        )
 
 
 def download_verified(
-    url: str, folder: str | Path, sha256: str | None, what: str, *, hint: str = ""
+    url: str, folder: str | Path, sha256: str | None, title: str, *, hint: str = ""
 ) -> Path:
     """Download a file unless it exists, and keep it only if its checksum is right.
 
@@ -209,7 +219,7 @@ def download_verified(
         folder: Folder of the download, which is named after the last part of the address.
         sha256: Its checksum; if None, the checksum of the first download is saved in
             ``<file>.sha256``, and later downloads must have the same one.
-        what: Name of the data set, for messages and the progress bar.
+        title: Name of the data set, for messages and the progress bar.
         hint: What to do by hand when the download fails.
 
     Raises:
@@ -231,20 +241,25 @@ def download_verified(
         sha256 = noted.read_text(encoding="utf-8").strip()
     if path.is_file():
         if sha256 is not None:
-            check_sha256(path, sha256, what)
+            check_sha256(path, sha256, title)
         return path
 
     def fetch(temporary: Path) -> None:
         try:
-            _download(url, temporary, what)
+            _download(url, temporary, title)
         except (URLError, ConnectionError, TimeoutError, HTTPException) as error:
-            failed, got = f"{what}: the download failed", f"{type(error).__name__}: {error}"
-            wanted = "a network connection, or a copy of the file in the folder"
             if isinstance(error, HTTPError):
                 error.close()
-            raise mismatch(ConnectionError, failed, wanted, got, where=url, hint=hint) from error
+            raise mismatch(
+                ConnectionError,
+                f"{title}: the download failed",
+                "a network connection, or a copy of the file in the folder",
+                f"{type(error).__name__}: {error}",
+                where=url,
+                hint=hint,
+            ) from error
         if sha256 is not None:
-            check_sha256(temporary, sha256, what, hint)
+            check_sha256(temporary, sha256, title, hint)
 
     write_atomically(path, fetch)
     if sha256 is None:
@@ -252,12 +267,12 @@ def download_verified(
     return path
 
 
-def _download(url: str, target: Path, what: str) -> None:
+def _download(url: str, target: Path, title: str) -> None:
     # torch.hub.download_url_to_file has no timeout, and accepts a truncated file.
     with urllib.request.urlopen(url, timeout=30.0) as response, target.open("wb") as handle:
         promised = int(response.headers.get("Content-Length") or 0)
         written = 0
-        with tqdm(desc=f"{what}: {url}", unit="B", unit_scale=True, total=promised or None) as bar:
+        with tqdm(desc=f"{title}: {url}", unit="B", unit_scale=True, total=promised or None) as bar:
             while chunk := response.read(1 << 16):
                 written += handle.write(chunk)
                 bar.update(len(chunk))

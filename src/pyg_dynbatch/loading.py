@@ -22,9 +22,13 @@ def check_tokens(owner: str, token: Any) -> None:
     """Check that tokens, if there are any, are whole numbers in one vector."""
     is_vector = isinstance(token, Tensor) and token.dim() == 1
     if token is not None and (not is_vector or token.is_floating_point()):
-        what, expected = f"{owner}: token has an invalid shape or dtype", "int64 tensor [node]"
-        hint = "Vocabulary.rows numbers words; features belong into x"
-        raise mismatch(ValueError, what, expected, describe_value(token), hint=hint)
+        raise mismatch(
+            ValueError,
+            f"{owner}: token has an invalid shape or dtype",
+            "int64 tensor [node]",
+            describe_value(token),
+            hint="Vocabulary.rows numbers words; features belong into x",
+        )
 
 
 def slices_of(batch: Any) -> Mapping[str, Tensor]:
@@ -73,21 +77,27 @@ class PlanningCollater(PyGCollater, ABC):
         exclude_keys = exclude_keys and list(exclude_keys)
         super().__init__(dataset, follow_batch and list(follow_batch), exclude_keys)
         if self.needed in (exclude_keys or ()):
-            what = f"{type(self).__name__}: exclude_keys holds what the plan is made from"
-            raise mismatch(ValueError, what, f"{self.needed} to be kept", exclude_keys)
+            problem = f"{type(self).__name__}: exclude_keys holds what the plan is made from"
+            raise mismatch(ValueError, problem, f"{self.needed} to be kept", exclude_keys)
 
     def __call__(self, batch: Sequence[Any] | BaseData) -> Any:
         """Merge a list of examples."""
         name = type(self).__name__
         if isinstance(batch, BaseData):
-            what, hint = f"{name}: got one example", "in a loader, batch_size=1 or more, not None"
-            raise mismatch(TypeError, what, "a list of examples", batch, hint=hint)
+            hint = "in a loader, batch_size=1 or more, not None"
+            raise mismatch(
+                TypeError, f"{name}: got one example", "a list of examples", batch, hint=hint
+            )
         if not len(batch):
             raise mismatch(ValueError, f"{name}: the batch is empty", "at least one example", 0)
         if isinstance(batch[0], BaseData) and not isinstance(batch[0], Data):
-            what, kind = f"{name}: the examples are not Data", type(batch[0]).__name__
-            hint = "to_homogeneous(), or PyG's own DataLoader"
-            raise mismatch(TypeError, what, "Data, with one kind of nodes", kind, hint=hint)
+            raise mismatch(
+                TypeError,
+                f"{name}: the examples are not Data",
+                "Data, with one kind of nodes",
+                type(batch[0]).__name__,
+                hint="to_homogeneous(), or PyG's own DataLoader",
+            )
         excluded = self.exclude_keys or ()
         merged = None if self.follow_batch else _merged_columns(batch, excluded)
         if merged is None:
@@ -101,10 +111,10 @@ class PlanningCollater(PyGCollater, ABC):
         if self.needed in merged.stores[0]:
             self._attach(merged)
         elif self.needed == "edge_index" and "adj_t" in merged.stores[0]:
-            what = f"{name}: the examples have no edge_index to make a schedule from"
+            problem = f"{name}: the examples have no edge_index to make a schedule from"
             expected = "edge_index [2, edge] from child to parent"
             hint = "T.ToSparseTensor(remove_edge_index=False)"
-            raise mismatch(ValueError, what, expected, "adj_t in its place", hint=hint)
+            raise mismatch(ValueError, problem, expected, "adj_t in its place", hint=hint)
         return merged
 
     @abstractmethod
@@ -138,14 +148,23 @@ def _check_same_fields(examples: Sequence[Data], excluded: Collection[str], name
         if found.keys() != expected.keys():
             missing = [f"no {key}" for key in sorted(expected.keys() - found.keys())]
             further = [f"also {key}" for key in sorted(found.keys() - expected.keys())]
-            what = f"{name}: an example has other fields than the first of its batch"
-            texts = ", ".join(sorted(expected)), ", ".join(missing + further)
-            hint = "give all examples the same fields, or name the field in exclude_keys"
-            raise mismatch(ValueError, what, *texts, where=where, hint=hint)
+            raise mismatch(
+                ValueError,
+                f"{name}: an example has other fields than the first of its batch",
+                ", ".join(sorted(expected)),
+                ", ".join(missing + further),
+                where=where,
+                hint="give all examples the same fields, or name the field in exclude_keys",
+            )
         key = next(key for key in found if found[key] != expected[key])
-        what = f"{name}: {key} has a different dtype or width than in the first example"
-        shown = describe_value(first[key]), describe_value(example[key])
-        raise mismatch(ValueError, what, *shown, where=where)
+        problem = f"{name}: {key} has a different dtype or width than in the first example"
+        raise mismatch(
+            ValueError,
+            problem,
+            describe_value(first[key]),
+            describe_value(example[key]),
+            where=where,
+        )
 
 
 def _forms(example: Data, axes: Mapping[str, Any], excluded: Collection[str]) -> dict[str, Any]:

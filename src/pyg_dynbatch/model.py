@@ -145,9 +145,9 @@ class Model(nn.Module, ABC):
             try:
                 value = getattr(self, name)
             except AttributeError as error:
-                what = f"{type(self).__name__}: the argument {name!r} is not kept"
+                problem = f"{type(self).__name__}: the argument {name!r} is not kept"
                 expected = f"self.{name} = {name} in the constructor"
-                raise mismatch(AttributeError, what, expected) from error
+                raise mismatch(AttributeError, problem, expected) from error
             value = value.as_dict() if hasattr(value, "as_dict") else value
             _check_plain(f"{type(self).__name__}: the argument {name!r}", value)
             options |= value if parameter.kind is parameter.VAR_KEYWORD else {name: value}
@@ -172,7 +172,7 @@ def open_checkpoint(path: str | Path) -> dict[str, Any]:
         ValueError: If it is damaged, or a checkpoint of something else.
     """
     existing(path, "a checkpoint, which fit writes")
-    what = "load: the file is not a checkpoint of a model of this package"
+    problem = "load: the file is not a checkpoint of a model of this package"
     expected = "a checkpoint that fit or Model.save has written"
     try:
         contents = torch.load(path, map_location="cpu", weights_only=True)
@@ -180,15 +180,15 @@ def open_checkpoint(path: str | Path) -> dict[str, Any]:
     except UNREADABLE as error:
         # Not the text of torch, which advises to run the code of the file.
         got = f"{Path(path).stat().st_size:,} bytes, {type(error).__name__}"
-        raise mismatch(ValueError, what, expected, got, where=path) from error
+        raise mismatch(ValueError, problem, expected, got, where=path) from error
     return {**header, "weights": _weights_of(contents["state_dict"])}
 
 
 def build(kind: type[M], checkpoint: Mapping[str, Any], where: object) -> M:
     """Build a model from what :func:`open_checkpoint` returned."""
     if checkpoint["model"] != kind.__name__:
-        what = f"load: the checkpoint is not one of {kind.__name__}"
-        raise mismatch(ValueError, what, kind.__name__, checkpoint["model"], where=where)
+        problem = f"load: the checkpoint is not one of {kind.__name__}"
+        raise mismatch(ValueError, problem, kind.__name__, checkpoint["model"], where=where)
     # The weights that are drawn here are replaced: the caller's random state stays as it is.
     with torch.random.fork_rng(devices=[]):
         model = kind(**checkpoint["options"])
@@ -200,14 +200,14 @@ def check_same_model(model: Model, contents: Mapping[str, Any], where: object = 
     """Raise an error if a checkpoint belongs to a model with other options."""
     theirs = contents.get(HEADER)
     ours = model.header()
-    what = f"{type(model).__name__}: the checkpoint belongs to a different model"
+    problem = f"{type(model).__name__}: the checkpoint belongs to a different model"
     if theirs is None or theirs["model"] != ours["model"]:
         got = "one of another program" if theirs is None else f"one of {theirs['model']}"
-        raise mismatch(ValueError, what, f"a checkpoint of {ours['model']}", got, where=where)
+        raise mismatch(ValueError, problem, f"a checkpoint of {ours['model']}", got, where=where)
     for name, (own, saved) in differences(ours["options"], theirs["options"]).items():
         if not name.endswith("dropout"):
             expected = f"{name}: {str(own):.80}"
-            raise mismatch(ValueError, what, expected, f"{name}: {str(saved):.80}", where=where)
+            raise mismatch(ValueError, problem, expected, f"{name}: {str(saved):.80}", where=where)
 
 
 def differences(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
@@ -224,15 +224,15 @@ def differences(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> dict[str,
     return found
 
 
-def _check_plain(what: str, value: Any) -> None:
+def _check_plain(owner: str, value: Any) -> None:
     """Raise an error for a value that a checkpoint cannot hold without code."""
     if type(value) in (list, tuple, dict):
         for part in value.values() if isinstance(value, dict) else value:
-            _check_plain(what, part)
+            _check_plain(owner, part)
     elif value is not None and type(value) not in (bool, int, float, str):
         expected = "numbers, texts, lists, dictionaries, or an object with as_dict()"
         got = f"{type(value).__module__}.{type(value).__name__}"
-        raise mismatch(TypeError, f"{what} cannot be kept in a checkpoint", expected, got)
+        raise mismatch(TypeError, f"{owner} cannot be kept in a checkpoint", expected, got)
 
 
 def _plain(value: Any) -> Any:

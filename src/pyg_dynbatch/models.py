@@ -52,7 +52,9 @@ def load(path: str | Path, kind: type[M] | None = None) -> M:
     """
     checkpoint = open_checkpoint(path)
     if kind is None:
-        what = "load: this is no model of the package"
-        name = checked_choice(what, checkpoint["model"], _MODELS, hint="load(path, kind=MyModel)")
+        problem = "load: this is no model of the package"
+        name = checked_choice(
+            problem, checkpoint["model"], _MODELS, hint="load(path, kind=MyModel)"
+        )
         return build(_MODELS[name], checkpoint, path)  # type: ignore[return-value]
     return build(kind, checkpoint, path)

@@ -29,8 +29,8 @@ _GOLD = "#e0a800"
 
 def new_figure(rows: int, columns: int, width: float, height: float) -> "tuple[Figure, list[Axes]]":
     """Create a figure with a grid of axes, listed row by row."""
-    what = "plots: matplotlib is missing"
-    module = optional("matplotlib.figure", what, "plot", "the package matplotlib")
+    problem = "plots: matplotlib is missing"
+    module = optional("matplotlib.figure", problem, "plot", "the package matplotlib")
     figure = module.Figure(figsize=(width * columns, height * rows), layout="constrained")
     return figure, list(figure.subplots(rows, columns, squeeze=False).flat)
 
@@ -50,10 +50,15 @@ def draw_schedule(
     axes: "Axes", names: Sequence[str], operation: Sequence[int], rows: Sequence[int], title: str
 ) -> "Axes":
     """Draw one bar per step: its height is the number of rows, its colour the operation."""
-    kind, height = np.asarray(operation, dtype=int), np.asarray(rows, dtype=int)
+    kind = np.asarray(operation, dtype=int)
+    height = np.asarray(rows, dtype=int)
     if kind.shape != height.shape:
-        what, got = "draw_schedule: operation and rows differ in length", (kind.size, height.size)
-        raise mismatch(ValueError, what, "one operation and one number of rows per step", got)
+        raise mismatch(
+            ValueError,
+            "draw_schedule: operation and rows differ in length",
+            "one operation and one number of rows per step",
+            (kind.size, height.size),
+        )
     for number, name in enumerate(names):
         steps = np.flatnonzero(kind == number)
         colour = SEQUENCE[number % len(SEQUENCE)]
@@ -134,7 +139,8 @@ def tree_layout(
     for child, parent in edge_index[:, np.lexsort((child_slot, edge_index[1]))].T.tolist():
         children[parent].append(child)
     stack = np.setdiff1d(np.arange(len(depth)), edge_index[0])[::-1].tolist()
-    x, leaf_x = np.zeros(len(depth)), count()
+    x = np.zeros(len(depth))
+    leaf_x = count()
     seen: set[int] = set()
     while stack:
         node = stack.pop()
@@ -195,8 +201,10 @@ def draw_tree(
     x, y = tree_layout(edge_index, child_slot, depth)
     _draw_edges(axes, x, y, edge_index)
     size = max(3.0, 12.0 - 0.12 * len(x))
-    colours, labelled = _class_colours(num_classes), gold >= 0
-    faces, rings = colours[predicted], colours[np.where(labelled, gold, predicted)]
+    colours = _class_colours(num_classes)
+    labelled = gold >= 0
+    faces = colours[predicted]
+    rings = colours[np.where(labelled, gold, predicted)]
     rings[predicted == gold] = to_rgba(_GOLD)
     # A small disc on a large one; the outline keeps a white ring visible on white paper.
     for scale, filled, at in ((2.4, rings, labelled), (1.3, faces, labelled | True)):

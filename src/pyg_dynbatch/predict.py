@@ -116,17 +116,17 @@ def _check_members(members: Sequence[Model]) -> None:
     if not members:
         raise mismatch(ValueError, "predict: there is no model", "at least one", 0)
     if not hasattr(members[0].schema, "as_dict"):
-        what = f"predict: {type(members[0]).__name__} has no schema to read and collate examples"
-        raise mismatch(ValueError, what, "a Model with a schema", members[0].schema)
+        problem = f"predict: {type(members[0]).__name__} has no schema to read and collate examples"
+        raise mismatch(ValueError, problem, "a Model with a schema", members[0].schema)
     ours = members[0].schema.as_dict()
     for member in members[1:]:
         if type(member) is not type(members[0]):
-            what = "predict: the models are of different classes"
+            problem = "predict: the models are of different classes"
             expected = type(members[0]).__name__
-            raise mismatch(ValueError, what, expected, type(member).__name__)
+            raise mismatch(ValueError, problem, expected, type(member).__name__)
         for name, (own, other) in differences(ours, member.schema.as_dict()).items():
-            what = f"predict: two models were trained on data with a different {name}"
-            raise mismatch(ValueError, what, f"{own!s:.80}", f"{other!s:.80}")
+            problem = f"predict: two models were trained on data with a different {name}"
+            raise mismatch(ValueError, problem, f"{own!s:.80}", f"{other!s:.80}")
 
 
 def _check_inputs(model: Model, schema: Any) -> None:
@@ -137,10 +137,10 @@ def _check_inputs(model: Model, schema: Any) -> None:
     theirs = schema.as_dict()
     for name in ("featurizer", "vocabulary"):
         if ours.get(name) != theirs.get(name):
-            what = f"predict: the data set has a different {name} than the model"
+            problem = f"predict: the data set has a different {name} than the model"
             hint = "the path of the file, which is read as in training"
             expected = f"{ours.get(name)!s:.80}"
-            raise mismatch(ValueError, what, expected, f"{theirs.get(name)!s:.80}", hint=hint)
+            raise mismatch(ValueError, problem, expected, f"{theirs.get(name)!s:.80}", hint=hint)
 
 
 def _entries(model: Model, source: Any) -> Iterable[Entry]:
@@ -258,8 +258,8 @@ def write_table(path: str | Path, parts: Iterable[Table]) -> RowCounts:
                 writer.writerow(names)
             unknown = [name for name in part if name not in names]
             if unknown:
-                what = "predict: a later part of the source has other columns"
-                raise mismatch(ValueError, what, ", ".join(names), ", ".join(unknown))
+                problem = "predict: a later part of the source has other columns"
+                raise mismatch(ValueError, problem, ", ".join(names), ", ".join(unknown))
             blank = [""] * len(part["example"])
             columns = [map(_cell, part.get(name, blank)) for name in names]
             writer.writerows(zip(*columns, strict=True))

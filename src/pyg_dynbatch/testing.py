@@ -58,7 +58,8 @@ def gradients_of(module: nn.Module, inputs: Inputs, run: Run) -> dict[str, Tenso
         results = [results[name] for name in sorted(results)]
     # The zero has a gradient even if no result and no parameter has one.
     zero = torch.zeros((), dtype=torch.float64, requires_grad=True)
-    loss, generator = zero, torch.Generator().manual_seed(0)
+    loss = zero
+    generator = torch.Generator().manual_seed(0)
     for rows in filter(torch.is_floating_point, tree_leaves(results)):
         weight = torch.randn(rows.shape, generator=generator, dtype=torch.float64)
         loss = loss + (rows * weight.to(rows.device)).sum().to(loss.device)
@@ -176,7 +177,8 @@ def assert_batching_agrees(
         >>> recording.output(recording.call(squash, first))
         >>> assert_batching_agrees(Engine(operations), [recording, recording])
     """
-    engine, inputs = prepared(engine), tree_map(in_float64, dict(inputs or {}))
+    engine = prepared(engine)
+    inputs = tree_map(in_float64, dict(inputs or {}))
     with torch.no_grad():
         results = {way: run(inputs) for way, run in _ways(engine, recordings).items()}
     _assert_agree("values", results, tolerance)
@@ -205,7 +207,8 @@ def assert_gradients_agree(
         >>> recording.output(recording.call(add, one, two))
         >>> assert_gradients_agree(Engine(operations), [recording] * 2, {"word": torch.ones(4, 3)})
     """
-    engine, inputs = prepared(engine), tree_map(in_float64, dict(inputs or {}))
+    engine = prepared(engine)
+    inputs = tree_map(in_float64, dict(inputs or {}))
     ways = _ways(engine, recordings)
     results = {way: gradients_of(engine, inputs, run) for way, run in ways.items()}
     _assert_agree("gradients", results, tolerance)
@@ -235,7 +238,8 @@ def assert_order_is_free(
         ...     recording.output(recording.call(double, recording.constant(scalar, number)))
         >>> assert_order_is_free(Engine(operations), recordings)
     """
-    engine, inputs = prepared(engine), tree_map(in_float64, dict(inputs or {}))
+    engine = prepared(engine)
+    inputs = tree_map(in_float64, dict(inputs or {}))
     examples = list(zip(recordings, _inputs_by_example(recordings, inputs), strict=True))
 
     def run(batch: Sequence[tuple[Recording, Inputs]]) -> dict[str, Any]:

@@ -127,8 +127,8 @@ class CLI(LightningCLI):
     def _check_checkpoint(self) -> None:
         path = self.config[self.subcommand].ckpt_path
         if path is None:
-            what = f"{self.subcommand}: there is no checkpoint"
-            raise mismatch(ValueError, what, "--ckpt_path FILE, which fit has written", "none")
+            problem = f"{self.subcommand}: there is no checkpoint"
+            raise mismatch(ValueError, problem, "--ckpt_path FILE, which fit has written", "none")
         open_checkpoint(path)
 
     def after_fit(self) -> None:

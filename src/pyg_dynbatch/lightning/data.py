@@ -88,9 +88,9 @@ class DataModule(pl.LightningDataModule, ABC):
         self._order_seed = None
         for split in self.splits:
             if not len(self.dataset(split)):
-                what = f"{type(self).__name__}: the {split} split is empty"
+                problem = f"{type(self).__name__}: the {split} split is empty"
                 hint = "another method or other fractions of the split, if there is one"
-                raise mismatch(ValueError, what, "at least one example", hint=hint)
+                raise mismatch(ValueError, problem, "at least one example", hint=hint)
             self._check_schema(split)
 
     def _check_schema(self, split: SplitName) -> None:
@@ -100,9 +100,9 @@ class DataModule(pl.LightningDataModule, ABC):
         if not (hasattr(ours, "as_dict") and hasattr(theirs, "as_dict")):
             return
         for name, (own, other) in differences(ours.as_dict(), theirs.as_dict()).items():
-            what = f"{type(self).__name__}: the {split} split has a different {name} than train"
+            problem = f"{type(self).__name__}: the {split} split has a different {name} than train"
             hint = "for trees, pass vocabulary= and num_classes= of the training file"
-            raise mismatch(ValueError, what, f"{own!s:.80}", f"{other!s:.80}", hint=hint)
+            raise mismatch(ValueError, problem, f"{own!s:.80}", f"{other!s:.80}", hint=hint)
 
     def train_dataloader(self) -> Any:
         """Return a loader that shuffles the training split, differently in every epoch."""

@@ -80,12 +80,12 @@ class MoleculeDataModule(DataModule):
         wrong = np.argwhere(~np.isnan(targets) & ~np.isin(targets, np.arange(classes)))
         if len(wrong):
             row, target = wrong[0]
-            what = f"{type(self).__name__}: a label is out of range"
+            problem = f"{type(self).__name__}: a label is out of range"
             expected = f"whole numbers from 0 to {classes - 1}"
             where = f"{molecules.smiles[row]}, target {molecules.target_names[target]}"
             hint = "kind: regression for values, kind: multiclass for more classes"
             raise mismatch(
-                ValueError, what, expected, f"{targets[row, target]:g}", where=where, hint=hint
+                ValueError, problem, expected, f"{targets[row, target]:g}", where=where, hint=hint
             )
         return molecules
 
@@ -102,8 +102,8 @@ class MoleculeDataModule(DataModule):
 
     def column(self, name: str) -> list[str]:
         """Return the column that assigns molecules to splits."""
-        what = f"{type(self).__name__}: this data set has no column to split by"
-        raise mismatch(ValueError, what, "MoleculeFileData, or a different method", name)
+        problem = f"{type(self).__name__}: this data set has no column to split by"
+        raise mismatch(ValueError, problem, "MoleculeFileData, or a different method", name)
 
     def open(self, split: SplitName) -> MoleculeDataset:
         """Return the molecules of a split."""
@@ -147,12 +147,12 @@ class MoleculeDataModule(DataModule):
                 got = f"{known[0]:g} in all {len(known)} molecules" if len(known) else "no target"
                 text = f"nothing can be learned from the target {name!r}: {got} of the training set"
                 if len(self.molecules.target_names) == 1:
-                    what = f"{type(self).__name__}: {text}"
-                    raise mismatch(ValueError, what, "two different values")
+                    problem = f"{type(self).__name__}: {text}"
+                    raise mismatch(ValueError, problem, "two different values")
                 rank_zero_warn(text)
         if np.isnan(self.dataset("val").targets).all():
-            what = f"{type(self).__name__}: no molecule of the validation split has a target"
-            raise mismatch(ValueError, what, "at least one", hint="other fractions of the split")
+            problem = f"{type(self).__name__}: no molecule of the validation split has a target"
+            raise mismatch(ValueError, problem, "at least one", hint="other fractions of the split")
 
     def _digest(self) -> str:
         digest = hashlib.sha256("\n".join(self.molecules.smiles).encode())
@@ -168,11 +168,11 @@ class MoleculeDataModule(DataModule):
         """Continue with the split of a checkpoint, which belongs to the same molecules."""
         super().load_state_dict(state_dict)
         if state_dict["molecules"] != self._digest():
-            what = (
+            problem = (
                 f"{type(self).__name__}: the checkpoint was trained on other molecules or targets"
             )
             hint = "for other molecules, pyg-dynbatch predict"
-            raise mismatch(ValueError, what, "the same file, in the same order", hint=hint)
+            raise mismatch(ValueError, problem, "the same file, in the same order", hint=hint)
         numbers = {name: np.array(part, np.int64) for name, part in state_dict["split"].items()}
         self.parts = Split(**numbers)
         self._opened = {}
@@ -313,7 +313,7 @@ class MoleculeFileData(MoleculeDataModule):
             known = {**known, **record.extra}
             texts[record.row] = record.extra.get(name, "")
         if name not in known:
-            what = "MoleculeFileData: the column to split by is missing"
-            raise mismatch(ValueError, what, f"one of {', '.join(known)}", name, where=self.file)
+            problem = "MoleculeFileData: the column to split by is missing"
+            raise mismatch(ValueError, problem, f"one of {', '.join(known)}", name, where=self.file)
         rows: Any = self.molecules.columns.fields["row"]
         return [texts[row] for row in rows.tolist()]

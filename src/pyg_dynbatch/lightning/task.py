@@ -91,10 +91,10 @@ class Task(pl.LightningModule):
             self.double()
         is_sparse = any(getattr(module, "sparse", False) for module in self.model.modules())
         if stage == "fit" and is_sparse and self.trainer.gradient_clip_val:
-            what = "Task: torch cannot clip the sparse gradients of the embedding"
+            problem = "Task: torch cannot clip the sparse gradients of the embedding"
             hint = "--model.sparse_embedding false"
             got = f"gradient_clip_val {self.trainer.gradient_clip_val}"
-            raise mismatch(ValueError, what, "no gradient_clip_val", got, hint=hint)
+            raise mismatch(ValueError, problem, "no gradient_clip_val", got, hint=hint)
         data: Any = getattr(self.trainer, "datamodule", None)
         if stage == "fit" and hasattr(data, "dataset") and not self.model.is_started:
             self.model.start_from(data.dataset("train"))
@@ -201,8 +201,8 @@ class Task(pl.LightningModule):
             return optimizer
         steps = self.trainer.estimated_stepping_batches
         if steps == float("inf"):
-            what = f"Task: the rate {self.rate} needs to know the end of training"
-            raise mismatch(ValueError, what, "a trainer with max_epochs or max_steps", "neither")
+            problem = f"Task: the rate {self.rate} needs to know the end of training"
+            raise mismatch(ValueError, problem, "a trainer with max_epochs or max_steps", "neither")
         factor = partial(_FACTORS[self.rate], int(steps))
         # The function is not part of a checkpoint: a longer run that goes on ends where it ends.
         scheduler = LambdaLR(optimizer, lambda step: factor(step))

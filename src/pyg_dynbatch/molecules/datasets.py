@@ -148,9 +148,9 @@ class MoleculeDataset(ColumnsDataset):
             found = map_records(partial(featurized, self.featurizer), chunks)
             results = list(chain.from_iterable(found))
         except BrokenProcessPool as error:
-            what = f"{type(self).__name__}: a process that featurized has died"
+            problem = f"{type(self).__name__}: a process that featurized has died"
             hint = "start again, which with a root goes on after the parts that are finished"
-            raise mismatch(RuntimeError, what, got=error, hint=hint) from error
+            raise mismatch(RuntimeError, problem, got=error, hint=hint) from error
         molecules = [each for each in results if isinstance(each, MoleculeArrays)]
         bad = [each for each in results if isinstance(each, BadMolecule)]
         if bad and self._bad == "raise":
@@ -192,8 +192,8 @@ class MoleculeDataset(ColumnsDataset):
         if self.pre_transform is not None and len(columns):
             changed = Columns.of([self.pre_transform(example) for example in columns])
             if changed is None:
-                what = f"{type(self).__name__}: the pre_transform gives molecules unequal fields"
-                raise mismatch(ValueError, what, "the same fields, dtypes and widths")
+                problem = f"{type(self).__name__}: the pre_transform gives molecules unequal fields"
+                raise mismatch(ValueError, problem, "the same fields, dtypes and widths")
             changed.facts = columns.facts
             return changed
         return columns
@@ -428,9 +428,9 @@ def _find(key: str, root: str | Path | None, raw_dir: str | Path | None) -> Path
             return path
     hint = f"put {published} (or {key}.csv) into a folder and pass raw_dir=that folder"
     if raw_dir is not None:
-        what = f"MoleculeNet: the raw file of {title} is missing"
+        problem = f"MoleculeNet: the raw file of {title} is missing"
         raise mismatch(
-            FileNotFoundError, what, f"{published} or {key}.csv", where=folder, hint=hint
+            FileNotFoundError, problem, f"{published} or {key}.csv", where=folder, hint=hint
         )
     url = PyGMoleculeNet.url.format(published)
     return download_verified(url, folder, None, f"MoleculeNet {title}", hint=hint)
@@ -461,9 +461,9 @@ def _targets_of(path: Path, key: str) -> tuple[str, ...]:
     expected = chosen.stop - chosen.start if isinstance(chosen, slice) else 1
     targets = tuple(header[column] for column in columns if -len(header) <= column < len(header))
     if len(targets) != expected or table_of(key).smiles_column in targets:
-        what = f"MoleculeNet: the columns of {path.name} are not those of {title}"
+        problem = f"MoleculeNet: the columns of {path.name} are not those of {title}"
         raise mismatch(
-            ValueError, what, f"{expected} columns of targets", ", ".join(header[:8]), where=path
+            ValueError, problem, f"{expected} columns of targets", ", ".join(header[:8]), where=path
         )
     return targets
 
@@ -496,9 +496,9 @@ class NCI(MoleculeDataset):
     ) -> None:
         self._path = rdkit_data_folder() / "NCI" / "first_5k.tpsa.csv"
         if not self._path.is_file():
-            what = "NCI: this RDKit lacks the file"
+            problem = "NCI: this RDKit lacks the file"
             hint = "pip install --force-reinstall rdkit"
-            raise mismatch(FileNotFoundError, what, self._path.name, where=self._path, hint=hint)
+            raise mismatch(FileNotFoundError, problem, self._path.name, where=self._path, hint=hint)
         key = {"file": sha256_of(self._path)}
         super().__init__(root, "nci", key, ["TPSA"], featurizer=featurizer, **options)
 

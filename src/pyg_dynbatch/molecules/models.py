@@ -212,13 +212,15 @@ class WeaveNet(nn.Module):
         """Raise an error unless the pairs are those of these codes that the model was made for."""
         hint = "collate again, with the pairs of the schema"
         if pairs.checksum not in (None, checksum(code)):
-            what = "WeaveNet: the pairs of the batch do not belong to its pair_code"
-            raise mismatch(ValueError, what, hint=hint)
+            problem = "WeaveNet: the pairs of the batch do not belong to its pair_code"
+            raise mismatch(ValueError, problem, hint=hint)
         if self.kept is not None and pairs.plan.is_cpu:
             expected = torch.bincount(code, minlength=pairs.num_codes) * self.kept
             if not torch.equal(pairs.by_code[1].diff().long(), expected):
-                what = "WeaveNet: the model was made for different pairs of the atoms of the batch"
-                raise mismatch(ValueError, what, hint=hint)
+                problem = (
+                    "WeaveNet: the model was made for different pairs of the atoms of the batch"
+                )
+                raise mismatch(ValueError, problem, hint=hint)
 
 
 _ATOM_NORMS = {None: nn.Identity, "batch": CountedBatchNorm, "layer": nn.LayerNorm}
@@ -228,8 +230,8 @@ def _checked_table(pair_table: Sequence[Sequence[float]] | Tensor) -> Tensor:
     """Return a copy of the table as float32, or raise an error unless it has codes and features."""
     table = torch.as_tensor(pair_table, dtype=torch.float32).detach().clone()
     if table.dim() != 2 or not table.numel():
-        what = "WeaveNet: pair_table cannot be used"
-        raise mismatch(ValueError, what, "a table [code, feature]", list(table.shape))
+        problem = "WeaveNet: pair_table cannot be used"
+        raise mismatch(ValueError, problem, "a table [code, feature]", list(table.shape))
     return table
 
 
@@ -237,8 +239,8 @@ def _refuse_with_directed(**options: object) -> None:
     """Raise an error if options of weave modules are given that directed messages do not have."""
     given = {name: value for name, value in options.items() if value not in (None, False)}
     if given:
-        what = f"WeaveNet: directed messages have no {', '.join(given)}"
-        raise mismatch(ValueError, what, "messages='weave', or the default", given)
+        problem = f"WeaveNet: directed messages have no {', '.join(given)}"
+        raise mismatch(ValueError, problem, "messages='weave', or the default", given)
 
 
 def _readout(name: str, channels: int) -> Aggregation:
@@ -249,9 +251,9 @@ def _readout(name: str, channels: int) -> Aggregation:
     try:
         return aggregation_resolver(name)
     except (ValueError, TypeError) as error:
-        what = f"WeaveNet: the readout {name!r} cannot be used"
+        problem = f"WeaveNet: the readout {name!r} cannot be used"
         expected = "'histogram', 'attention', or an aggregation without arguments, such as 'sum'"
-        raise mismatch(ValueError, what, expected, str(error).splitlines()[0]) from error
+        raise mismatch(ValueError, problem, expected, str(error).splitlines()[0]) from error
 
 
 # Properties ---------------------------------------------------------------------------------------
@@ -295,9 +297,9 @@ class TargetScale(ExactBuffers):
         self.deviation.copy_(torch.where(varies, deviation, 1.0))
         for name, found in zip(names, self.deviation.tolist(), strict=True):
             if not 0 < found < math.inf:
-                what = f"the numbers of the target {name!r} are too large or too close together"
+                problem = f"the numbers of the target {name!r} are too large or too close together"
                 expected = "a deviation from 1e-160 to 1e150, as it is squared"
-                raise mismatch(ValueError, what, expected, f"{found:g}", hint="another unit")
+                raise mismatch(ValueError, problem, expected, f"{found:g}", hint="another unit")
 
     def scaled(self, values: Float[Tensor, "molecule target"]) -> Float[Tensor, "molecule target"]:
         """Convert values to the scale of the model."""
@@ -377,13 +379,13 @@ class MoleculeModel(Model):
         if (loss_of_values != "mse" and kind != "regression") or (
             positive_weight != "none" and kind != "binary"
         ):
-            what = f"MoleculeModel: an option has no effect on a {kind}"
+            problem = f"MoleculeModel: an option has no effect on a {kind}"
             expected = "loss_of_values for a regression, positive_weight for binary labels"
-            raise mismatch(ValueError, what, expected, f"{loss_of_values}, {positive_weight}")
+            raise mismatch(ValueError, problem, expected, f"{loss_of_values}, {positive_weight}")
         self.network = network
         if network.get("messages") == "directed" and self.schema.pairs not in ("bonds", 1):
-            what = "MoleculeModel: directed messages need bonds"
-            raise mismatch(ValueError, what, "pairs: bonds", f"pairs: {self.schema.pairs}")
+            problem = "MoleculeModel: directed messages need bonds"
+            raise mismatch(ValueError, problem, "pairs: bonds", f"pairs: {self.schema.pairs}")
         self.net = WeaveNet(
             len(self.schema.featurizer.atom_names),
             self.schema.num_outputs,

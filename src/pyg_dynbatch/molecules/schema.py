@@ -56,13 +56,13 @@ class MoleculeSchema:
         names = tuple(self.targets)
         object.__setattr__(self, "targets", names)
         if not names or len(set(names)) != len(names):
-            what = "MoleculeSchema: the names of the properties cannot be used"
+            problem = "MoleculeSchema: the names of the properties cannot be used"
             got = ", ".join(names) or "none"
-            raise mismatch(ValueError, what, "at least one name, all different", got)
+            raise mismatch(ValueError, problem, "at least one name, all different", got)
         checked_choice("MoleculeSchema: kind", self.kind, get_args(PropertyKind))
         if self.kind == "multiclass" and self.num_classes < 2:
-            what = "MoleculeSchema: too few classes"
-            raise mismatch(ValueError, what, "at least 2", self.num_classes)
+            problem = "MoleculeSchema: too few classes"
+            raise mismatch(ValueError, problem, "at least 2", self.num_classes)
         self.pair_table.kept(self.pairs, self.self_pairs)
 
     @classmethod

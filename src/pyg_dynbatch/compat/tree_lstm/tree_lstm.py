@@ -91,10 +91,10 @@ class TreeLSTM(nn.Module):
             has_bias = name[0] == "W"
             unchanged = is_unchanged(layer, forward=nn.Linear.forward)
             if not unchanged or (layer.bias is not None) != has_bias:
-                what = f"TreeLSTM: {name} is not called, and cannot be replaced"
-                wanted = f"an nn.Linear with{'' if has_bias else 'out'} bias, without hooks"
-                got, hint = repr(layer), "torch.nn.utils.parametrize changes a weight"
-                raise mismatch(ValueError, what, wanted, got, hint=hint)
+                problem = f"TreeLSTM: {name} is not called, and cannot be replaced"
+                expected = f"an nn.Linear with{'' if has_bias else 'out'} bias, without hooks"
+                hint = "torch.nn.utils.parametrize changes a weight"
+                raise mismatch(ValueError, problem, expected, repr(layer), hint=hint)
         iou, f = self.W_iou, self.W_f
         pairs = (iou.weight, f.weight), (self.U_iou.weight, self.U_f.weight), (iou.bias, f.bias)
         return [in_gate_order(*pair) for pair in pairs]
@@ -104,24 +104,35 @@ def _check_orders(
     schedule: Levels, edges: np.ndarray, node_order: np.ndarray, edge_order: np.ndarray
 ) -> None:
     """Refuse orders in which the edges could not be evaluated."""
-    height, (parent, child) = heights(schedule), edges.T
+    height = heights(schedule)
+    parent, child = edges.T
     if np.array_equal(node_order, height) and np.array_equal(edge_order, height[parent]):
         return
     for name, order, count in (("node", node_order, height.size), ("edge", edge_order, len(edges))):
         if order.shape != (count,):
-            what, got = f"TreeLSTM: {name}_order has another shape", list(order.shape)
-            raise mismatch(ValueError, what, f"[{count}], a step per {name}", got)
+            raise mismatch(
+                ValueError,
+                f"TreeLSTM: {name}_order has another shape",
+                f"[{count}], a step per {name}",
+                list(order.shape),
+            )
     # A node may be evaluated later than it could be.
-    of_leaves, of_parents = "0 without children, else 1 or more", "more than that of the children"
-    no_leaf, above = np.where(height > 0, node_order <= 0, node_order != 0), node_order[parent]
+    wrong_node = np.where(height > 0, node_order <= 0, node_order != 0)
+    of_parent = node_order[parent]
+    of_children = "more than that of the children"
     checks = (
-        ("node_order", "node", no_leaf, node_order, of_leaves),
-        ("node_order", "edge", above <= node_order[child], above, of_parents),
-        ("edge_order", "edge", edge_order != above, edge_order, "that of the parent"),
+        ("node_order", "node", wrong_node, node_order, "0 without children, else 1 or more"),
+        ("node_order", "edge", of_parent <= node_order[child], of_parent, of_children),
+        ("edge_order", "edge", edge_order != of_parent, edge_order, "that of the parent"),
     )
-    for name, per, wrong, found, wanted in checks:
-        if wrong.any():
-            where = int(wrong.argmax())
-            what, got = f"TreeLSTM: {name} contradicts adjacency_list", found[where]
-            hint = "calculate_evaluation_orders(adjacency_list, number of nodes)"
-            raise mismatch(ValueError, what, wanted, got, where=f"{per} {where}", hint=hint)
+    for name, unit, is_wrong, steps, expected in checks:
+        if is_wrong.any():
+            place = int(is_wrong.argmax())
+            raise mismatch(
+                ValueError,
+                f"TreeLSTM: {name} contradicts adjacency_list",
+                expected,
+                steps[place],
+                where=f"{unit} {place}",
+                hint="calculate_evaluation_orders(adjacency_list, number of nodes)",
+            )

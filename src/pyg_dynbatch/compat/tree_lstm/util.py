@@ -69,36 +69,50 @@ def batch_tree_input(batch: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         >>> batch_tree_input([tree, tree])["adjacency_list"].tolist()
         [[0, 1], [2, 3]]
     """
-    owner, trees = "batch_tree_input", list(batch)
+    owner = "batch_tree_input"
+    trees = list(batch)
     if not trees:
         raise mismatch(ValueError, f"{owner}: the list is empty", "at least one tree")
     names = "features", "node_order", "edge_order"
     for number, tree in enumerate(trees):
-        if missing := {*names, "adjacency_list"} - tree.keys():
-            what, where = f"{owner}: an entry is missing", f"tree {number}"
-            raise mismatch(ValueError, what, min(missing), ", ".join(tree), where=where)
-    found = {name: [tensor_of(owner, name, tree[name]) for tree in trees] for name in names}
+        missing = {*names, "adjacency_list"} - tree.keys()
+        if missing:
+            problem = f"{owner}: an entry is missing"
+            where = f"tree {number}"
+            raise mismatch(ValueError, problem, min(missing), ", ".join(tree), where=where)
+    tensors = {name: [tensor_of(owner, name, tree[name]) for tree in trees] for name in names}
     edges = [edges_of(owner, tree["adjacency_list"]) for tree in trees]
-    nodes, per_tree = ([each.size(0) for each in parts] for parts in (found["features"], edges))
-    rest = found["features"][0].shape[1:]
-    parts = ("features", nodes, rest), ("node_order", nodes, ()), ("edge_order", per_tree, ())
-    for name, counts, shape in parts:
-        for number, (each, count) in enumerate(zip(found[name], counts, strict=True)):
-            what, where = f"{owner}: wrong shape of {name}", f"tree {number}"
-            checked_shape(what, each, (count, *shape), where=where)
+    num_nodes = [features.size(0) for features in tensors["features"]]
+    num_edges = [pairs.size(0) for pairs in edges]
+    shapes = (
+        ("features", num_nodes, tensors["features"][0].shape[1:]),
+        ("node_order", num_nodes, ()),
+        ("edge_order", num_edges, ()),
+    )
+    for name, counts, shape in shapes:
+        problem = f"{owner}: wrong shape of {name}"
+        for number, (tensor, count) in enumerate(zip(tensors[name], counts, strict=True)):
+            checked_shape(problem, tensor, (count, *shape), where=f"tree {number}")
+
     merged = torch.cat(edges)
-    own, sizes = array_of(merged), np.array(nodes)
-    of = np.arange(len(trees)).repeat(per_tree)  # the tree of each edge
+    own = array_of(merged)  # every tree counts its nodes from 0
+    sizes = np.array(num_nodes)
+    tree_of_edge = np.arange(len(trees)).repeat(num_edges)
     # As unsigned numbers, negative ones are huge. Others could be nodes of the next tree.
-    outside = own.view(np.uint64) >= sizes.view(np.uint64)[of, None]
-    if outside.any():
-        edge = int(outside.any(1).argmax())
-        what, wanted = f"{owner}: an edge refers to a missing node", f"below {sizes[of[edge]]}"
-        raise mismatch(ValueError, what, wanted, own[edge].tolist(), where=f"tree {of[edge]}")
-    adjacency = own + (sizes.cumsum() - sizes)[of, None]
-    together: dict[str, Any] = {name: torch.cat(parts) for name, parts in found.items()}
-    together["adjacency_list"] = torch.from_numpy(adjacency).to(merged.device)
-    return {**together, "tree_sizes": nodes}
+    is_outside = own.view(np.uint64) >= sizes.view(np.uint64)[tree_of_edge, None]
+    if is_outside.any():
+        edge = int(is_outside.any(1).argmax())
+        number = tree_of_edge[edge]
+        problem = f"{owner}: an edge refers to a missing node"
+        expected = f"below {sizes[number]}"
+        raise mismatch(ValueError, problem, expected, own[edge].tolist(), where=f"tree {number}")
+    first_node = sizes.cumsum() - sizes
+    adjacency = torch.from_numpy(own + first_node[tree_of_edge, None])
+    return {
+        **{name: torch.cat(parts) for name, parts in tensors.items()},
+        "adjacency_list": adjacency.to(merged.device),
+        "tree_sizes": num_nodes,
+    }
 
 
 def unbatch_tree_tensor(tensor: Tensor, tree_sizes: Sequence[int]) -> tuple[Tensor, ...]:
@@ -120,14 +134,15 @@ def unbatch_tree_tensor(tensor: Tensor, tree_sizes: Sequence[int]) -> tuple[Tens
 
 def tensor_of(owner: str, name: str, value: Any) -> Tensor:
     """Return an entry of a tree, given as a tensor, an array or a list, as a dense tensor."""
-    what, wanted = f"{owner}: invalid {name}", "numbers, as a dense tensor, an array or a list"
+    problem = f"{owner}: invalid {name}"
+    expected = "numbers, as a dense tensor, an array or a list"
     try:
-        found = value if isinstance(value, Tensor) else torch.tensor(np.array(value, order="C"))
+        tensor = value if isinstance(value, Tensor) else torch.tensor(np.array(value, order="C"))
     except (TypeError, ValueError) as error:  # no numbers, or lists of different lengths
-        raise mismatch(TypeError, what, wanted, describe_value(value)) from error
-    if found.layout != torch.strided or found.is_meta or found.is_nested:
-        raise mismatch(TypeError, what, wanted, describe_value(found))
-    return found
+        raise mismatch(TypeError, problem, expected, describe_value(value)) from error
+    if tensor.layout != torch.strided or tensor.is_meta or tensor.is_nested:
+        raise mismatch(TypeError, problem, expected, describe_value(tensor))
+    return tensor
 
 
 def edges_of(owner: str, adjacency_list: Any) -> Tensor:
@@ -136,8 +151,12 @@ def edges_of(owner: str, adjacency_list: Any) -> Tensor:
     if not edges.numel():
         return edges.new_empty(0, 2, dtype=torch.int64)
     if edges.dim() != 2 or edges.size(1) != 2 or edges.dtype not in _INTEGERS:
-        what, got = f"{owner}: invalid adjacency_list", describe_value(edges)
-        raise mismatch(TypeError, what, "integers [edge, 2], rows (parent, child)", got)
+        raise mismatch(
+            TypeError,
+            f"{owner}: invalid adjacency_list",
+            "integers [edge, 2], rows (parent, child)",
+            describe_value(edges),
+        )
     return edges.long()
 
 
@@ -147,8 +166,8 @@ def levels_of(owner: str, edges: np.ndarray, num_nodes: int) -> Levels:
         from_child = torch.from_numpy(np.array(edges.T[::-1], order="C"))
         levels = schedule_structure(from_child, num_nodes)
     except ValueError as error:
-        what = f"{owner}: adjacency_list, with edge_index from child to parent: {error}"
-        raise ValueError(Mismatch(what)) from error
+        problem = f"{owner}: adjacency_list, with edge_index from child to parent: {error}"
+        raise ValueError(Mismatch(problem)) from error
     if not levels.single_parent and owner not in _warned:
         child = int(np.bincount(edges[:, 1]).argmax())
         parents = edges[edges[:, 1] == child, 0].tolist()
