@@ -43,7 +43,7 @@ def test_accuracies_are_those_counted_by_hand(drawn: list[tuple[list[float], int
 
     known = [n for n in nodes if labels[n] >= 0]
     polar = [n for n in known if labels[n] != 2]
-    hit = [bool(logits[n].argmax() == labels[n]) for n in nodes]
+    hit = [bool(columns["prediction"][n] == labels[n]) for n in nodes]
     hits = {
         "accuracy": [hit[n] for n in known if n in roots],
         "node_accuracy": [hit[n] for n in known],

@@ -158,6 +158,9 @@ class Steps(MovablePlan):
         paths = [np.zeros((buffer.rows, kinds + 1), dtype=np.int64) for buffer in schedule.buffers]
         depths = [np.zeros(buffer.rows, dtype=np.int64) for buffer in schedule.buffers]  # in calls
         gathered = rows = 0
+        # Over all steps, also those whose results nobody reads.
+        longest = np.zeros(kinds + 1, dtype=np.int64)
+        deepest_call = 0
         for step in schedule.steps:
             path, reads = np.zeros((step.size, kinds + 1), dtype=np.int64), []
             for read in step.arguments:
@@ -169,24 +172,25 @@ class Steps(MovablePlan):
                 gathered += read.length if read.start == GATHER else 0
             path[:, [step.operation, -1]] += 1
             chain = schedule.chain_of(step)
+            longest = np.maximum(longest, path.max(0, initial=0))
             made = schedule._depths(chain, step.size, iter(reads), depths)
+            deepest_call = max([deepest_call, *(int(each.max(initial=0)) for each in made)])
             rows += step.size * len(chain.calls)
             for (buffer, start), number in zip(step.results, chain.outputs, strict=True):
                 paths[buffer][start : start + step.size] = path
                 depths[buffer][start : start + step.size] = made[number]
-        *longest, deepest = np.vstack([np.zeros((1, kinds + 1), np.int64), *paths]).max(0).tolist()
+        *of_operations, of_steps = longest.tolist()
         return ScheduleStats(
             examples=schedule.num_examples,
             steps=len(schedule.steps),
             rows=rows,
             merged_calls=schedule.merged_calls,
-            critical_path=deepest,
-            lower_bound=sum(longest),
+            critical_path=of_steps,
+            lower_bound=sum(of_operations),
             widths=tuple(step.size for step in schedule.steps),
             operations=tuple(map(schedule.name_of, schedule.steps)),
             gathered_rows=gathered,
-            fold_steps=len(schedule.operations)
-            * max((int(d.max(initial=0)) for d in depths), default=0),
+            fold_steps=len(schedule.operations) * deepest_call,
         )
 
     def _depths(self, chain: Chain, size: int, reads: Any, depths: Any) -> list[np.ndarray]:
