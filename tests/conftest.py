@@ -20,8 +20,9 @@ SAMPLES = Path(__file__).parent / "samples"
 os.environ.setdefault("PYG_DYNBATCH_KEEP_MEMORY", "0")
 
 if "PYTEST_XDIST_WORKER" in os.environ:
-    # The workers share the cores.
+    # The workers, and the processes that they start, share the cores.
     torch.set_num_threads(1)
+    os.environ["OMP_NUM_THREADS"] = "1"
 
 
 @pytest.hookimpl(tryfirst=True)
