@@ -209,6 +209,7 @@ FAULTS = [
     (ValueError, lambda: from_nested(None), "from_nested: the tree is empty"),
     (ValueError, lambda: from_nested((1, "a")), "a leaf is not a token.\n  expected: an int"),
     (ValueError, lambda: from_nested((1, ())), "a leaf is not a token"),
+    (ValueError, lambda: from_nested((7, -3)), "a token is negative"),
     (ValueError, lambda: from_nested((1, True)), "a leaf is not a token"),
     (ValueError, lambda: from_nested((1, 2), **NO_FEATURES), "got:      no features at all"),
     (ValueError, lambda: from_nested((1, 2), **TWO_WIDTHS), "1 at node 1"),

@@ -20,9 +20,17 @@ def test_text_and_nested_lists_are_the_same_trees() -> None:
         assert_same(tree.update({"y": 0}), other.update({"y": 0}))
 
 
+def test_some_nodes_have_labels() -> None:
+    tree = SCHEMA.entry("(1 (not) (2 good))").data
+    row = Vocabulary(WORDS).row
+    assert tree.token.tolist() == [-1, row("not"), row("good")]
+    assert tree.y.tolist() == [1, -1, 2]
+
+
 NO_TREES = [
+    ("(3 (not) (good))", "a label in -1..2"),
     ("((not) (good)", "1 bracket is never closed"),
-    ("(3 good)", "a label in 0..2"),
+    ("(3 good)", "a label in -1..2"),
     (["not", 7], "not a word"),
     (["not", []], "not a word"),
     (None, "expected"),

@@ -2,7 +2,6 @@
 
 import json
 import pickle
-import re
 
 import pytest
 from hypothesis import given
@@ -90,15 +89,6 @@ def test_unlabelled_nodes(text: str, labels: str, y: list[int] | None, tokens: l
     assert_same(data, read(bracketed(data, vocabulary)))
 
 
-@pytest.mark.parametrize("text", ["(7 ( 3 4 ))", "(7 (3 4) (1 8))", "(7 (1 2 (3 4)))", "(1 2)"])
-def test_leaves_tell_whether_a_tree_has_labels(text: str) -> None:
-    labelled = parse_bracketed(text, labels="required")
-    assert parse_bracketed(text, labels="all_or_none") == labelled
-    bare = re.sub(r"\( *[0-9] *", "(", text)
-    words = parse_bracketed(bare, labels="none")
-    assert parse_bracketed(bare, labels="all_or_none") == words and words.words == labelled.words
-
-
 BAD_TEXTS = [
     ("(3 (2 a) (2 b)", "1 bracket is never closed", 15),
     ("(3 (2 a", "2 brackets are never closed", 8),
@@ -133,7 +123,7 @@ def test_says_what_is_wrong_and_where(line: str, problem: str, column: int) -> N
 BAD_LABELS = [
     # Without a file, the error names the column alone.
     ("(99999999999999999999 a)", "required", r"label is out of range[\s\S]*where:    column 2"),
-    ("(1 a)", "maybe", r"unknown labels[\s\S]*'required', 'all_or_none', 'optional' or 'none'"),
+    ("(1 a)", "maybe", r"unknown labels[\s\S]*'required', 'optional' or 'none'"),
 ]
 
 

@@ -262,8 +262,7 @@ class TreeFile(TreeDataset):
             lines are skipped, and counted in a warning.
         root: Folder for ``processed/``; None keeps the trees in memory.
         num_classes: Labels must be below this; None takes the largest label found plus one.
-        labels: ``"required"`` at every node, ``"all_or_none"``, ``"optional"``, or ``"none"`` (no
-            field ``y``).
+        labels: ``"required"`` at every node, ``"optional"``, or ``"none"`` (no field ``y``).
         vocabulary: The words; None takes those of the files, in order of appearance.
         **options: As in :class:`~pyg_dynbatch.datasets.TreeDataset`.
 

@@ -216,7 +216,7 @@ class ListOps(TreeDataset):
             {"form": form, "source": asdict(self._recipe)},
             vocabulary=listops_vocabulary(),
             num_classes=_CLASSES,
-            labels="all_or_none",
+            labels="optional",
             **options,
         )
 

@@ -84,12 +84,12 @@ class TreeSchema:
     def entry(self, tree: Any, where: str = "") -> Entry:
         """Read one tree: bracketed text, or nested lists of words.
 
-        A model that was trained on labelled nodes reads trees with a label on all nodes or none.
+        A model that was trained on labelled nodes also reads nodes without a label.
         """
         vocabulary = self._words()
         try:
             if isinstance(tree, str):
-                labels = "all_or_none" if self.labels == "required" else self.labels
+                labels = "optional" if self.labels == "required" else self.labels
                 parsed = parse_bracketed(tree, where, num_classes=self.num_classes, labels=labels)
                 return Entry(parsed.to_data(vocabulary, labelled=True), {})
             return Entry(self._nested(tree, vocabulary), {})

@@ -53,8 +53,8 @@ def from_nested(
         max_nodes: Most nodes, at which an endless tree ends.
 
     Raises:
-        ValueError: If ``root`` is None, an object contains itself, a leaf is not a token, there are
-            too many nodes, or the features differ in width.
+        ValueError: If ``root`` is None, an object contains itself, a leaf is not a token, a token
+            is negative, there are too many nodes, or the features differ in width.
         TypeError: If a token is not a whole number, or a label is not a number.
 
     Example:
@@ -214,6 +214,10 @@ def _leaf_token(value: Any) -> int | None:
 def _token_column(tokens: list[Any]) -> Tensor:
     """Return the tokens of all nodes, -1 for none."""
     _check_numbers("token", tokens, Integral, "a whole number, or None")
+    lowest = min((token for token in tokens if token is not None), default=0)
+    if lowest < 0:
+        problem = "from_nested: a token is negative"
+        raise mismatch(ValueError, problem, "a row of the vocabulary, or None", lowest)
     return torch.tensor([NO_TOKEN if token is None else int(token) for token in tokens])
 
 
@@ -323,13 +327,12 @@ class ParsedTree:
         )
 
 
-LABELS = ("required", "all_or_none", "optional", "none")
+LABELS = ("required", "optional", "none")
 
 # Only spaces and tabs separate tokens: some treebank tokens contain no-break spaces, at which
 # str.split() and \s would split.
 _PIECES = re.compile(r"[()]|[^ \t()]+")
 _INTEGER = re.compile(r"-?[0-9]+")
-_BARE_WORD = re.compile(r"\([ \t]*[^ \t()]+[ \t]*\)")  # a leaf without a label
 _LARGEST = 2**31
 
 
@@ -347,9 +350,8 @@ def parse_bracketed(
         where: File and line, for messages.
         num_classes: Labels must be below this; None allows any label from 0.
         labels: ``"required"``: every node begins with an integer label. ``"none"``: no labels; a
-            node begins with its token. ``"all_or_none"``: one of both, as the leaves tell: ``(7)``
-            has no label, ``(3 7)`` has one. ``"optional"``: a node may begin without a label or
-            with -1, and is then unlabelled; ``(7 (a))`` has the label 7, ``(7)`` is a token.
+            node begins with its token. ``"optional"``: a node may begin without a label or with
+            -1, and is then unlabelled; ``(7 (a))`` has the label 7, ``(7)`` is a token.
 
     Raises:
         ValueError: If brackets do not match, if a label is missing, not an integer or out of
@@ -361,8 +363,6 @@ def parse_bracketed(
         ([3, 2, 1], [None, 'good', 'fun'], [-1, 0, 0], [1, 0, 0])
     """
     checked_choice("parse_bracketed: unknown labels", labels, LABELS)
-    if labels == "all_or_none":
-        labels = "none" if _BARE_WORD.search(line) else "required"
     tree = ParsedTree()
     parents = tree.parents
     tokens = tree.tokens
