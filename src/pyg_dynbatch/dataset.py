@@ -17,8 +17,9 @@ class ColumnsDataset(Dataset):
     """A PyG data set whose examples are columns: ``raw/``, ``processed/``, ``transform`` as in PyG.
 
     The name of a processed file holds a hash of what the content depends on, so that other options
-    or other raw files make another file. As in PyG, a different ``pre_transform`` is warned of, and
-    ``force_reload`` processes again. A worker process gets the path of the file, not its content.
+    or other raw files make another file. A changed ``pre_transform`` is the exception, as in PyG,
+    which warns if its class differs (all functions are of one class): use ``force_reload``, which
+    processes again. A worker process gets the path of the file, not its content.
 
     Args:
         root: Folder of ``raw/`` and ``processed/``; None keeps the examples in memory.

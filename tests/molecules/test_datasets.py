@@ -135,6 +135,11 @@ def test_transforms_are_those_of_pyg(tmp_path: Path) -> None:
     again = MoleculeFile(path, tmp_path, pre_transform=double, force_reload=True, **options)
     for changed in (each[3], each.__getitems__([3])[0], once[3], again[3]):
         assert torch.equal(changed.y, 2 * plain[3].y)
+    # Scales are fitted on what a model is trained on.
+    for changed in (each, each[3:], once):
+        np.testing.assert_array_equal(
+            changed.targets, [example.y[0].numpy() for example in changed]
+        )
     assert once.errors == plain.errors
     with pytest.raises(ValueError, match="pre_transform"):
         MoleculeFile(path, pre_transform=lambda data: data.row % 2 or data, **options)
@@ -201,6 +206,17 @@ def test_an_error_of_a_feature_says_where(tmp_path: Path, monkeypatch) -> None:
     with pytest.raises(ZeroDivisionError) as caught:
         MoleculeFile(path, bad="skip")
     assert caught.value.__notes__ == [f"row 0 ({path}:2): 'CO'"]
+
+
+LABELS = [("binary", "2"), ("binary", "0.5"), ("binary", "-1"), ("multiclass", "1.5")]
+
+
+@pytest.mark.parametrize(("kind", "label"), LABELS)
+def test_a_label_is_not_of_its_kind(tmp_path: Path, kind: Any, label: str) -> None:
+    path = tmp_path / "labels.csv"
+    path.write_text(f"smiles,active\nCO,0\nCCO,\nCC,{label}\n", encoding="utf-8")
+    with pytest.raises(ValueError, match=f"out of range(?s:.*)got: +{label}(?s:.*)CC, target act"):
+        MoleculeFile(path, target_columns="active", kind_of_targets=kind)
 
 
 def test_wrong_options_and_files_are_refused(tmp_path: Path) -> None:
@@ -348,12 +364,14 @@ def test_the_columns_are_those_of_pyg(tmp_path: Path, key: str) -> None:
     *_, smiles, chosen = PyGMoleculeNet.names[key]
     header = [f"c{number}" for number in range(700)]
     header[smiles] = table_of(key).smiles_column or ""
-    row = ["CO" if number == smiles % 700 else str(number) for number in range(700)]
+    # Labels of classes; the names of the columns are compared with those of PyG.
+    labels = [number % 2 for number in range(700)]
+    row = ["CO" if number == smiles % 700 else str(labels[number]) for number in range(700)]
     write(tmp_path, ",".join(header) + "\n" + ",".join(row) + "\n", f"{key}.csv")
     dataset = net(name=key, raw_dir=tmp_path)
     chosen = chosen if isinstance(chosen, slice) else slice(chosen % 700, chosen % 700 + 1)
     assert list(dataset.target_names) == header[chosen]
-    assert dataset.targets.tolist() == [[*range(700)[chosen]]]
+    assert dataset.targets.tolist() == [labels[chosen]]
     write(tmp_path, "smiles\n", f"{key}.csv")
     with pytest.raises(ValueError, match="column"):
         net(name=key, raw_dir=tmp_path)

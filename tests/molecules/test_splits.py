@@ -125,6 +125,7 @@ REFUSED = [
     (lambda: column_split(["train", "holdout"]), "'holdout'"),
     (lambda: made(SplitOptions("column", column="part")), "column"),
     (lambda: SplitOptions("column"), "column"),
+    (lambda: SplitOptions("scaffold", column="part"), "reads no column"),
     (lambda: murcko_scaffold("CC(C)(C)(C)C"), "Explicit valence"),
 ]
 

@@ -18,6 +18,7 @@ from pyg_dynbatch.molecules.datasets import (
     MoleculeDataset,
     MoleculeFile,
     MoleculeNet,
+    check_labels,
     kind_of,
     table_of,
 )
@@ -76,17 +77,13 @@ class MoleculeDataModule(DataModule):
         if self.kind == "regression":
             return molecules
         classes = 2 if self.kind == "binary" else self.num_classes
-        targets = molecules.targets
-        wrong = np.argwhere(~np.isnan(targets) & ~np.isin(targets, np.arange(classes)))
-        if len(wrong):
-            row, target = wrong[0]
-            problem = f"{type(self).__name__}: a label is out of range"
-            expected = f"whole numbers from 0 to {classes - 1}"
-            where = f"{molecules.smiles[row]}, target {molecules.target_names[target]}"
-            hint = "kind: regression for values, kind: multiclass for more classes"
-            raise mismatch(
-                ValueError, problem, expected, f"{targets[row, target]:g}", where=where, hint=hint
-            )
+        check_labels(
+            type(self).__name__,
+            molecules.targets,
+            classes,
+            molecules.smiles,
+            molecules.target_names,
+        )
         return molecules
 
     @cached_property

@@ -3,6 +3,7 @@
 import csv
 import gzip
 import hashlib
+import math
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -55,12 +56,14 @@ class MoleculeDataset(ColumnsDataset):
         kind_of_targets: ``"regression"``, ``"binary"`` or ``"multiclass"``.
         featurizer: Describes a molecule; None for ``MoleculeFeaturizer()``.
         bad: What to do with records whose text is not a molecule: ``"raise"`` an error at the first
-            one, or ``"skip"`` and list them in ``errors``. A faulty label is always an error.
+            one, or ``"skip"`` and list them in ``errors``. A label that is not of its kind is an
+            error in any case: binary ones are 0 or 1, classes whole numbers from 0.
         num_workers: Processes that featurize; scripts need ``if __name__ == "__main__":``.
         **options: ``transform``, ``pre_transform`` and ``force_reload`` of PyG's data sets.
 
     Raises:
-        ValueError: If a record is not a molecule, unless bad ones are skipped.
+        ValueError: If a record is not a molecule, unless bad ones are skipped, or a label is not of
+            its kind.
         RuntimeError: If a process has died.
     """
 
@@ -182,7 +185,13 @@ class MoleculeDataset(ColumnsDataset):
             segments["descriptor"] = once
         if self.target_names:
             targets = np.array([each.y for each in molecules], dtype=np.float64)
-            fields["y"] = torch.from_numpy(targets.reshape(len(molecules), len(self.target_names)))
+            targets = targets.reshape(len(molecules), len(self.target_names))
+            if self.kind_of_targets != "regression":
+                num_classes = 2 if self.kind_of_targets == "binary" else math.inf
+                smiles = [each.smiles or "" for each in molecules]
+                owner = type(self).__name__
+                check_labels(owner, targets, num_classes, smiles, self.target_names)
+            fields["y"] = torch.from_numpy(targets)
             segments["y"] = once
         return Columns(MoleculeData, nodes, fields, segments, numbers=("row",))
 
@@ -215,18 +224,23 @@ class MoleculeDataset(ColumnsDataset):
 
     @property
     def targets(self) -> Float[np.ndarray, "molecule target"]:
-        """Targets, NaN where one is missing."""
-        return self._chosen(self._array("y", len(self.target_names)))
+        """Targets, after the ``transform``; NaN where one is missing."""
+        return self._rows_of("y", len(self.target_names))
 
     @property
     def descriptors(self) -> Float[np.ndarray, "molecule descriptor"]:
-        """Descriptors of whole molecules, NaN where one is unknown."""
-        return self._chosen(self._array("descriptor", len(self.featurizer.descriptor_names)))
+        """Descriptors of whole molecules, after the ``transform``; NaN where one is unknown."""
+        return self._rows_of("descriptor", len(self.featurizer.descriptor_names))
 
-    def _array(self, name: str, width: int) -> np.ndarray:
-        unknown = torch.full((len(self.columns), width), torch.nan)
-        column: Any = self.columns.fields.get(name, unknown)
-        return column.numpy()
+    def _rows_of(self, name: str, width: int) -> np.ndarray:
+        """Return the row that every molecule has of a field."""
+        if name not in self.columns.fields:
+            return np.full((len(self), width), np.nan, dtype=np.float32)
+        if self.transform is None:
+            column: Any = self.columns.fields[name]
+            return self._chosen(column.numpy())
+        rows = [np.empty((0, width)), *(example[name].numpy() for example in self)]
+        return np.concatenate(rows)
 
     def _chosen(self, values: np.ndarray) -> np.ndarray:
         return values[list(self.indices())]
@@ -271,6 +285,31 @@ def _attempted(work: Callable[..., Any], record: RawMolecule, *arguments: Any) -
         raise
 
 
+def check_labels(
+    owner: str,
+    targets: Float[np.ndarray, "molecule target"],
+    num_classes: float,
+    smiles: Sequence[str],
+    names: Sequence[str],
+) -> None:
+    """Raise an error for labels that are not classes, whole numbers from 0; NaN is none."""
+    is_class = (targets >= 0) & (targets < num_classes) & (targets == np.floor(targets))
+    wrong = np.argwhere(~is_class & ~np.isnan(targets))
+    if not len(wrong):
+        return
+    row, target = wrong[0]
+    problem = f"{owner}: a label is out of range"
+    highest = "" if num_classes == math.inf else f" to {num_classes - 1}"
+    hint = (
+        "kind: regression for values, kind: multiclass for more classes, "
+        "table.missing for a number that stands for none"
+    )
+    where = f"{smiles[row]}, target {names[target]}"
+    expected = f"whole numbers from 0{highest}"
+    got = f"{targets[row, target]:g}"
+    raise mismatch(ValueError, problem, expected, got, where=where, hint=hint)
+
+
 class MoleculeFile(MoleculeDataset):
     r"""Molecules of a CSV, TSV, SMILES or SDF file; featurized again when the file changes.
 
@@ -278,7 +317,7 @@ class MoleculeFile(MoleculeDataset):
         path: The file, which may be compressed by gzip.
         root: Folder for ``processed/``; None to keep the molecules in memory.
         featurizer: None for ``MoleculeFeaturizer()``.
-        target_columns: Columns, or SDF fields, of the targets; none for a file to predict.
+        target_columns: Column, or SDF field, of the target, or several; none for a file to predict.
         kind_of_targets: ``"regression"``, ``"binary"`` or ``"multiclass"``.
         table: Column of the SMILES, and how cells are written.
         bad: What to do with records that are not molecules: ``"raise"`` or ``"skip"``.
@@ -303,7 +342,7 @@ class MoleculeFile(MoleculeDataset):
         path: str | Path,
         root: str | Path | None = None,
         featurizer: MoleculeFeaturizer | None = None,
-        target_columns: Sequence[str] = (),
+        target_columns: str | Sequence[str] = (),
         kind_of_targets: PropertyKind = "regression",
         table: TableOptions = TableOptions(),  # noqa: B008 - frozen
         bad: str = "raise",
@@ -311,12 +350,13 @@ class MoleculeFile(MoleculeDataset):
     ) -> None:
         self._path = path
         self._table = table
-        self._columns_of_targets = list(target_columns)
+        columns = [target_columns] if isinstance(target_columns, str) else list(target_columns)
+        self._columns_of_targets = columns
         super().__init__(
             root,
             Path(path).name.partition(".")[0],
             {"file": sha256_of(path), "table": asdict(table)},
-            target_columns,
+            columns,
             kind_of_targets,
             featurizer=featurizer,
             bad=bad,

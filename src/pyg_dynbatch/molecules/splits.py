@@ -247,7 +247,8 @@ class SplitOptions:
         column: Name of the column.
 
     Raises:
-        ValueError: If the method is unknown, or ``column`` has no name of a column.
+        ValueError: If the method is unknown, ``column`` has no name of a column, or another method
+            has one.
 
     Example:
         >>> SplitOptions("scaffold_balanced", seed=3).fractions
@@ -266,6 +267,9 @@ class SplitOptions:
             raise mismatch(
                 ValueError, "SplitOptions: the method needs a column", "its name", "no column"
             )
+        if self.method != "column" and self.column is not None:
+            problem = f"SplitOptions: the method {self.method!r} reads no column"
+            raise mismatch(ValueError, problem, "method: column", f"the column {self.column!r}")
 
 
 def make_split(
