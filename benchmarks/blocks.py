@@ -174,7 +174,7 @@ class Sentiment:
 
     def compile(self) -> td.Compiler:
         """Compile the block again."""
-        return td.Compiler.create(sentiment(self.model)).to(self.device)
+        return td.Compiler(sentiment(self.model)).to(self.device)
 
     def check(self, trees: Sequence[Any]) -> None:
         """Compare loss and gradients of both."""
@@ -273,7 +273,7 @@ class Policies:
     def __init__(self, name: str, examples: int, options: Namespace, device: torch.device) -> None:
         torch.manual_seed(0)
         block, drawn = MODELS[name](2 * examples, options.width, options.seed)
-        self.compiler = td.Compiler.create(block).to(device)
+        self.compiler = td.Compiler(block).to(device)
         tracer = self.compiler.tracer
         traced = [tracer(example) for example in drawn]
         # The policy learns from different examples than those that are timed.

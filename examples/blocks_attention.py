@@ -8,6 +8,7 @@ import random
 
 import torch
 from torch.nn.functional import leaky_relu
+from torch.utils.data import DataLoader
 
 from pyg_dynbatch import blocks as td
 
@@ -34,7 +35,7 @@ def adder(width: int) -> td.Compiler:
     error = td.Record([("steps", found), ("sum", td.Vector(1))]) >> td.Function(torch.sub)
     loss = td.Function(lambda error: error.square().sum(1))
     solved = td.Function(lambda error: (error.abs() < 0.04).float().sum(1))
-    return td.Compiler.create(error >> td.AllOf(loss, solved))
+    return td.Compiler(error >> td.AllOf(loss, solved))
 
 
 # End of the functional unit.
@@ -53,11 +54,11 @@ def main() -> None:
     torch.manual_seed(0)
     rng = random.Random(0)
     model = adder(width=32)
-    traced = list(model.build_loom_inputs(draw(rng) for _ in range(3000)))
+    traced = td.TracedExamples(model.tracer, [draw(rng) for _ in range(3000)])
+    loader = DataLoader(traced, batch_size=100, shuffle=True, collate_fn=model.collate)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.003)
     for epoch in range(12):
-        rng.shuffle(traced)
-        for batch in td.group_by_batches(traced, 100):
+        for batch in loader:
             loss, _ = model(batch).output
             optimizer.zero_grad()
             loss.mean().backward()

@@ -9,6 +9,7 @@ import random
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
+from torch.utils.data import DataLoader
 
 from pyg_dynbatch import blocks as td
 
@@ -57,11 +58,12 @@ def main() -> None:
     torch.manual_seed(0)
     drawn = [draw(random.Random(n), depth=1 + n % 4) for n in range(1500)]
     examples = [(e, (v > 0) - (v < 0) + 1) for e, v in drawn]
-    model = td.Compiler.create(calculator(width=24))
+    model = td.Compiler(calculator(width=24))
     traced = [model.tracer(example) for example in examples]
+    loader = DataLoader(traced[:1200], batch_size=100, collate_fn=model.collate)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.005)
     for _ in range(10):
-        for batch in td.group_by_batches(traced[:1200], 100):
+        for batch in loader:
             loss = model(batch).output[0].mean()
             optimizer.zero_grad()
             loss.backward()

@@ -59,7 +59,7 @@ def main() -> None:
         test += [(sentence, number) for sentence in said[:HELD_OUT]]
         single = " ".join(said[HELD_OUT:]).split()  # words are short sentences
         train += [(sentence, number) for sentence in said[HELD_OUT:] + single]
-    model = td.Compiler.create(language_model(16, 48, len(LANGUAGES)))
+    model = td.Compiler(language_model(16, 48, len(LANGUAGES)))
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     batch = model.collate(train)
     print(f"{len(train)} sentences and words, {len(batch.steps)} batched calls")

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, dropout
 from torch.optim import Adagrad, Optimizer
+from torch.utils.data import DataLoader
 
 from pyg_dynbatch import blocks as td
 
@@ -95,14 +96,14 @@ def model_of(words: Sequence[str], width_in: int, width: int, keep: float = 0.75
     embedding = td.Embedding(len(words) + 1, width_in)
     embedding.weight.register_hook(lambda gradient: 0.1 * gradient)
     cell = DropoutTreeLSTM(width_in, width, keep)
-    return td.Compiler.create(sentiment(index >> embedding, cell, nn.Linear(width, 5), width))
+    return td.Compiler(sentiment(index >> embedding, cell, nn.Linear(width, 5), width))
 
 
 def run_epoch(model: td.Compiler, examples: list, optimizer: Optimizer | None = None) -> dict:
     """Train on all examples once, or test without an optimizer; average the metrics."""
     model.train(optimizer is not None)
     seen = []
-    for batch in td.group_by_batches(examples, 100):
+    for batch in DataLoader(examples, batch_size=100, collate_fn=model.collate):
         found = model(batch).metric_tensors
         if optimizer is not None:
             optimizer.zero_grad()
@@ -135,7 +136,7 @@ def main() -> None:
     rng = random.Random(0)
     trees = [phrase(rng, depth=4)[0] for _ in range(1200)]
     model = model_of([*WORDS, "not", "very", "but"], width_in=32, width=64)
-    traced = list(model.build_loom_inputs(trees))
+    traced = [model.tracer(tree) for tree in trees]
     train, dev, test = traced[:800], traced[800:1000], traced[1000:]
     optimizer = Adagrad(model.parameters(), lr=0.05, initial_accumulator_value=0.1)
     best, kept = 0.0, model.state_dict()

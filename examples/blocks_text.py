@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 import torch
 from torch import nn
+from torch.utils.data import DataLoader
 
 from pyg_dynbatch import blocks as td
 
@@ -59,12 +60,12 @@ def main() -> None:
     for way in ("bag of words", "pairs of words", "plain RNN", "LSTM"):
         torch.manual_seed(0)
         pipeline = text_pipeline(way, WORDS, WIDTH, classes=2)
-        model = td.Compiler.create((pipeline, td.Scalar("int64")))
+        model = td.Compiler((pipeline, td.Scalar("int64")))
         optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
-        traced = list(model.build_loom_inputs(train))
+        traced = td.TracedExamples(model.tracer, train)
+        loader = DataLoader(traced, batch_size=50, shuffle=True, collate_fn=model.collate)
         for _ in range(6):
-            rng.shuffle(traced)
-            for batch in td.group_by_batches(traced, 50):
+            for batch in loader:
                 loss = nn.functional.cross_entropy(*model(batch).output)
                 optimizer.zero_grad()
                 loss.backward()

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.optim import Adagrad, Optimizer
+from torch.utils.data import DataLoader
 
 from pyg_dynbatch import blocks as td
 
@@ -76,14 +77,14 @@ def sentiment(words: Sequence[str], width_in: int, width: int) -> td.Compiler:
     index = td.InputTransform(lambda word: number.get(word, 0)) >> td.Scalar("int64")
     word = index >> td.Embedding(len(words) + 1, width_in)
     scores = nn.Sequential(nn.Dropout(0.5), nn.Linear(width, 5))
-    return td.Compiler.create(tree_lstm(word, BinaryTreeLSTM(width_in, width), scores, width))
+    return td.Compiler(tree_lstm(word, BinaryTreeLSTM(width_in, width), scores, width))
 
 
 def run_epoch(model: td.Compiler, examples: list, optimizer: Optimizer | None = None) -> dict:
     """Train on all examples once, or test without an optimizer; average the metrics."""
     model.train(optimizer is not None)
     seen = []
-    for batch in td.group_by_batches(examples, 25):
+    for batch in DataLoader(examples, batch_size=25, collate_fn=model.collate):
         found = model(batch).metric_tensors
         if optimizer is not None:
             optimizer.zero_grad()
@@ -116,7 +117,7 @@ def main() -> None:
     rng = random.Random(0)
     trees = [read_tree(phrase(rng, depth=4)[0]) for _ in range(700)]
     model = sentiment([*WORDS, "not", "very", "but"], width_in=16, width=32)
-    traced = list(model.build_loom_inputs(trees))
+    traced = [model.tracer(tree) for tree in trees]
     train, test = traced[:500], traced[500:]
     optimizer = Adagrad(model.parameters(), lr=0.05, weight_decay=1e-4)
     for epoch in range(6):

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 
 import torch
 from torch import nn
+from torch.utils.data import DataLoader
 
 from pyg_dynbatch import blocks as td
 
@@ -59,19 +60,19 @@ def main() -> None:
     for _ in range(2):
         weave = weave >> weave_module({name: td.FC(WIDTH) for name in FUNCTIONS})
     found = weave >> td.GetItem(0) >> td.Sum() >> td.FC(WIDTH) >> td.FC(1, activation=None)
-    model = td.Compiler.create(td.AllOf(found, td.GetItem("longest") >> td.Vector(1)))
+    model = td.Compiler(td.AllOf(found, td.GetItem("longest") >> td.Vector(1)))
     examples = [molecule(rng, rng.randint(1, 7)) for _ in range(250)]
-    train, test = (list(model.build_loom_inputs(e)) for e in (examples[:200], examples[200:]))
+    train = td.TracedExamples(model.tracer, examples[:200])
+    loader = DataLoader(train, batch_size=30, shuffle=True, collate_fn=model.collate)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.005)
     for _ in range(15):
-        rng.shuffle(train)
-        for batch in td.group_by_batches(train, 30):
+        for batch in loader:
             error = nn.functional.l1_loss(*model(batch).output)
             optimizer.zero_grad()
             error.backward()
             optimizer.step()
     with torch.no_grad():
-        found, wanted = model(test).output
+        found, wanted = model(examples[200:]).output
     error, plain = (found - wanted).abs().mean(), (wanted - wanted.median()).abs().mean()
     print(f"test error {error:.2f} bonds, {plain:.2f} always predicting the median")
 

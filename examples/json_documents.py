@@ -217,7 +217,7 @@ class DocumentClassifier(Model):
         self.schema = schema if isinstance(schema, JsonSchema) else JsonSchema(**schema)
         self.width = width
         self.dropout = dropout
-        self.encoder = td.Compiler.create(BlocksOfPlaces(width, dropout).at(self.schema.place))
+        self.encoder = td.Compiler(BlocksOfPlaces(width, dropout).at(self.schema.place))
         self.classify = nn.Linear(width, len(self.schema.classes))
 
     def collater(self) -> Callable[[Sequence[Data]], Data]:

@@ -257,7 +257,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print(f"{len(test)} test plans, {1e3 * test_log.median().exp():.1f} ms in the median")
     linear = RidgeCV(10.0 ** np.arange(-3, 5)).fit(flat(training, sorted(kinds)), log)
     torch.manual_seed(0)
-    model = td.Compiler.create(run_time(kinds))
+    model = td.Compiler(run_time(kinds))
     train(model, [nested(plan, kinds) for plan in training], log, options.epochs)
     for name, predicted in {
         "linear": linear.predict(flat(test, sorted(kinds))),

@@ -35,7 +35,6 @@ MORE_PARAMETERS = {
     "core/definitions.py:merge": "the fields of the struct in C",
     "core/definitions.py:order": "the fields of the struct in C",
     "core/definitions.py:place": "the fields of the struct in C",
-    "blocks/layers.py:FractalNet.__init__": "the arguments of Fold's layer",
     "molecules/featurizer.py:MoleculeFeaturizer.__init__": "keys of the configs",
     "molecules/models.py:WeaveNet.__init__": "every argument is a key of the configs",
     "nn/recursive.py:RecursiveLayer.forward": "two ways to call a layer, and what it returns",

@@ -15,10 +15,10 @@ from pyg_dynbatch.testing import assert_same, gradients_of, prepared
 TOLERANCE = 1e-10
 
 
-def three_ways(block: td.Block, examples: Sequence[Any], passes: Any = td.PASSES) -> None:
+def three_ways(block: td.Block, examples: Sequence[Any]) -> None:
     """Call by call = scheduled alone = scheduled in a mixed batch: values and gradients."""
     operations = Operations()
-    tracer = compile_block(block, operations, passes)
+    tracer = compile_block(block, operations)
     engine = prepared(Engine(operations))
     recordings = [tracer(example) for example in examples]
 
@@ -26,7 +26,7 @@ def three_ways(block: td.Block, examples: Sequence[Any], passes: Any = td.PASSES
         return run_one_by_one(engine, recordings)
 
     def mixed(_: Any) -> dict[str, Any]:
-        return engine(schedule_recordings(recordings, merge_equal="merge_equal" in passes))
+        return engine(schedule_recordings(recordings))
 
     wanted = reference({})
     for policy in ("depth", "agenda"):

@@ -141,7 +141,7 @@ def test_a_changed_vocabulary_is_traced_again(tmp_path: Path) -> None:
     file = tmp_path / "kept"
 
     def kept() -> list[float]:
-        model = td.Compiler.create(td.InputTransform(by_number) >> td.Scalar())
+        model = td.Compiler(td.InputTransform(by_number) >> td.Scalar())
         return model(list(td.TracedExamples(model.tracer, ["a", "b"], file))).output.tolist()
 
     assert kept() == [2, 3]
@@ -158,7 +158,7 @@ def test_a_changed_vocabulary_is_traced_again(tmp_path: Path) -> None:
 def test_objects_without_a_digest_raise_an_error(tmp_path: Path) -> None:
     with (tmp_path / "words").open("w") as stream:
         function = closure_over(stream)
-        tracer = td.Compiler.create(td.InputTransform(function) >> td.Scalar()).tracer
+        tracer = td.Compiler(td.InputTransform(function) >> td.Scalar()).tracer
         text = message(TypeError, td.TracedExamples, tracer, [], tmp_path / "kept")
         assert "cannot decide whether a file is up to date" in text and "TextIOWrapper" in text
         assert len(td.TracedExamples(tracer, [])) == 0, "without a file no digest is needed"

@@ -88,7 +88,7 @@ Number = IntEnum("Number", {"KEY": 1})
 def test_keys_of_any_kind(key: Any) -> None:
     made = wired(lambda made: td.Scalar().reads(td.Identity().reads(made.input)[key]))
     for block in (made, td.GetItem(key) >> td.Scalar(), td.Record({key: td.Scalar()})):
-        found = td.Compiler.create(block)([{key: 3.0}]).output
+        found = td.Compiler(block)([{key: 3.0}]).output
         assert found[0] == 3.0
 
 

@@ -51,7 +51,7 @@ def test_eval_is_in_evaluation_mode() -> None:
     block = td.Vector(2) >> drop >> td.Function(lambda x: x * 1)
     assert block.eval([1, 2]).tolist() == [1, 2]
     assert drop.training
-    model = td.Compiler.create(td.Vector(1000) >> drop)
+    model = td.Compiler(td.Vector(1000) >> drop)
     assert (model([[1.0] * 1000]).output == 0).any(), "a compiled block is in training mode"
 
 
@@ -72,7 +72,7 @@ class Encoder(nn.Module):
 def test_methods_train_and_move_their_module() -> None:
     encoder = Encoder()
     one, two = td.Function(encoder.encode), td.Function(partial(encoder.encode_two))
-    model = td.Compiler.create((td.Vector(2) >> one, (td.Vector(2), td.Vector(2)) >> two))
+    model = td.Compiler((td.Vector(2) >> one, (td.Vector(2), td.Vector(2)) >> two))
     assert set(model.parameters()) == set(encoder.parameters())
     assert all(operation.signature.random for operation in model.engine.operations)
     assert not model.eval().double().training and not encoder.drop.training
@@ -118,7 +118,7 @@ def test_the_mode_of_a_module_is_never_changed(
     many = td.Map(td.Vector(2)) >> td.Segment(form(module))
     block, example = (one, [1, 2]) if kind == "function" else (many, [[1, 2], [3, 4]])
     block.eval(example)
-    td.Compiler.create(block)([example])
+    td.Compiler(block)([example])
     assert module.modes[0] == {training}
     assert changed and not {id(part) for part in module.modules()} & set(map(id, changed))
 
@@ -173,7 +173,7 @@ def mixing(function: Any) -> Any:
 )
 def test_functions_that_mix_rows_are_refused(function: Any, what: str) -> None:
     with pytest.raises(TypeError, match=what) as caught:
-        td.Compiler.create(mixing(function))
+        td.Compiler(mixing(function))
     assert "where:    Root.Function" in str(caught.value) and "try:" in str(caught.value)
 
 
@@ -189,7 +189,7 @@ def normalized(x: Tensor) -> Tensor:
     ],
 )
 def test_functions_that_fail_for_one_row_mix_rows(block: td.Block) -> None:
-    text = message(TypeError, td.Compiler.create, block)
+    text = message(TypeError, td.Compiler, block)
     assert "its function mixes the rows of a batch" in text and "where:    Root." in text
     assert "an error for one row, not for three: Expected more than 1 value per channel" in text
 
@@ -208,7 +208,7 @@ def test_functions_that_fail_for_one_row_mix_rows(block: td.Block) -> None:
 )
 def test_segments_that_mix_calls_are_refused(function: Any) -> None:
     with pytest.raises(TypeError, match="mixes the rows"):
-        td.Compiler.create(td.Map(td.Vector(4)) >> td.Segment(function))
+        td.Compiler(td.Map(td.Vector(4)) >> td.Segment(function))
 
 
 def by_running_sums(ragged: RaggedRows) -> Tensor:
@@ -238,7 +238,7 @@ def softmax_of(ragged: RaggedRows) -> Tensor:
     ],
 )
 def test_segments_of_each_call_are_not_refused(function: Any, dtype: str) -> None:
-    td.Compiler.create(td.Map(td.Vector(4, dtype)) >> td.Segment(function))
+    td.Compiler(td.Map(td.Vector(4, dtype)) >> td.Segment(function))
 
 
 @pytest.mark.parametrize(
@@ -255,7 +255,7 @@ def test_functions_of_each_row_are_not_refused(function: Any) -> None:
     if function is nn.MultiheadAttention:
         attend = nn.MultiheadAttention(3, 1, batch_first=True)
         function = lambda x: attend(x[:, None], x[:, None], x[:, None])[0][:, 0]  # noqa: E731
-    td.Compiler.create(mixing(function))
+    td.Compiler(mixing(function))
 
 
 class OwnDropout(nn.Module):
@@ -265,7 +265,7 @@ class OwnDropout(nn.Module):
 
 def test_equal_calls_that_draw_random_numbers_are_not_merged() -> None:
     words = td.Map(td.Vector(3) >> td.Function(OwnDropout()))
-    model = td.Compiler.create(words >> td.Sum(), passes=("merge_equal",))
+    model = td.Compiler(words >> td.Sum())
     assert any(operation.signature.random for operation in model.engine.operations)
     torch.manual_seed(0)
     found = model([[[1.0, 1.0, 1.0]] * 100]).output
@@ -275,7 +275,7 @@ def test_equal_calls_that_draw_random_numbers_are_not_merged() -> None:
 @pytest.mark.parametrize("part", [nn.Dropout(0.0), nn.AlphaDropout(0.0)])
 def test_equal_calls_are_not_merged_if_dropout_is_raised_later(part: Any) -> None:
     words = td.Map(td.Scalar() >> nn.Sequential(part))
-    model = td.Compiler.create(words >> td.Sum())
+    model = td.Compiler(words >> td.Sum())
     assert model([[1.0] * 100]).output == 100
     part.p = 0.5
     torch.manual_seed(0)
@@ -290,4 +290,4 @@ def test_a_function_that_cannot_be_checked_is_said() -> None:
         return x
 
     with pytest.warns(UserWarning, match="(?s)cannot be checked.*not symmetric"):
-        td.Compiler.create(td.Tensor([3, 3]) >> td.Function(factor))
+        td.Compiler(td.Tensor([3, 3]) >> td.Function(factor))

@@ -79,14 +79,14 @@ def test_initial_weights_are_given_filled_or_returned(make: Any) -> None:
 
 def test_fc_dropout() -> None:
     layer = td.FC(50, activation=None, initializer=nn.init.ones_, output_keep_prob=0.5)
-    model = td.Compiler.create(td.Vector(1) >> layer)
+    model = td.Compiler(td.Vector(1) >> layer)
     batch = model.collate([[1.0]] * 3)
     assert batch.steps[0].size == 3, "equal calls draw different numbers"
     assert set(model(batch).output.unique().tolist()) == {0.0, 2.0}
     model.eval()
     assert set(model(batch).output.unique().tolist()) == {1.0}
     entrance = td.FC(1, activation=None, initializer=nn.init.ones_, input_keep_prob=0.5)
-    found = td.Compiler.create(td.Vector(64) >> entrance)([[1.0] * 64]).output
+    found = td.Compiler(td.Vector(64) >> entrance)([[1.0] * 64]).output
     assert 0 < found < 128
 
 
@@ -115,7 +115,7 @@ def test_only_an_index_that_is_read_must_be_in_range() -> None:
         found = td.Embedding(5, 1, mod_inputs=False)
         case = td.OneOf(td.GetItem(0), {True: td.GetItem(1) >> found, False: td.Zeros(1)})
         node.output.reads(case.reads(td.GetItem(1).reads(node.input), number))
-    model = td.Compiler.create(node)
+    model = td.Compiler(node)
     assert model([(7, False)]).output.tolist() == [[0.0]]
     assert "out of range" in message(IndexError, model, [(7, True)])
 
@@ -123,16 +123,16 @@ def test_only_an_index_that_is_read_must_be_in_range() -> None:
 def test_a_shared_layer_batches_together() -> None:
     layer = td.FC(3, name="shared")
     block = {"a": td.Vector(3) >> layer, "b": td.Vector(3) >> layer}
-    model = td.Compiler.create(block)
+    model = td.Compiler(block)
     stats = model.collate([{"a": [1, 2, 3], "b": [4, 5, 6]}] * 2).stats()
     assert stats.widths == (2,) and len(list(model.parameters())) == 2
     both = td.AllOf(*(td.Scalar() >> td.Function(torch.tanh) for _ in range(2)))
-    assert td.Compiler.create(both).collate([1.0, 2.0]).stats().steps == 1
+    assert td.Compiler(both).collate([1.0, 2.0]).stats().steps == 1
 
 
 def test_operations_are_named_after_what_is_called() -> None:
     block = td.Vector(2) >> td.ScopedLayer(nn.Linear(2, 2)) >> td.FC(2) >> nn.Tanh()
-    model = td.Compiler.create(block >> td.Function(torch.neg, name="minus"))
+    model = td.Compiler(block >> td.Function(torch.neg, name="minus"))
     names = [s.name for s in model.engine.operations.signatures]
     assert names == ["linear", "fc", "tanh", "minus"]
 
@@ -143,41 +143,6 @@ def test_scoped_layer() -> None:
     plain = td.ScopedLayer(torch.neg)
     assert plain.state_size is None and plain.output_size is None and plain.state_type is None
     builds(td.Scalar() >> plain, [(1, -1.0)])
-
-
-@pytest.mark.parametrize("drop_path", [False, True])
-def test_fractal_net(drop_path: bool) -> None:
-    names = []
-
-    def base(name: str) -> td.FC:
-        names.append(name)
-        return td.FC(2, name=name)
-
-    net = td.FractalNet(2, 1, base, drop_path=drop_path)
-    assert len(set(names)) == len(names) == 6
-    model = td.Compiler.create(td.Vector(2) >> net)
-    assert model([[1.0, 2.0], [3.0, 4.0]]).output.shape == (2, 2)
-    assert len(list(net.parameters())) == 2 * len(names)
-    torch.manual_seed(0)
-    for training in (True, False):
-        net.train(training)
-        seen = {tuple(model([[1.0, 2.0]]).output[0].tolist()) for _ in range(20)}
-        assert (len(seen) > 1) == (training and drop_path)
-    three_ways(td.Vector(2) >> td.FractalNet(1, 1, partial(td.FC, 2)), [[1, 2]])
-
-
-@pytest.mark.parametrize("depth", [0, 1, 2])
-def test_fractal_net_nests_to_its_depth(depth: int) -> None:
-    class Add(td.TensorToTensorLayer):
-        def _process(self, *rows: Tensor) -> Tensor:
-            return rows[0] + 1
-
-    def fractal(depth: int, x: float) -> float:
-        return (x + 1 + fractal(depth - 1, fractal(depth - 1, x))) / 2 if depth else x + 1
-
-    net = td.FractalNet(3, depth, lambda name: Add(3, 3, name))
-    wanted = fractal(depth, fractal(depth, fractal(depth, 0.0)))
-    assert (td.Vector(3) >> net).eval([0, 0, 0], tolist=True) == [wanted] * 3
 
 
 def test_layers_lift() -> None:
@@ -207,7 +172,7 @@ def test_names() -> None:
 
 
 def test_copies() -> None:
-    model = td.Compiler.create(td.Map(td.Vector(2) >> td.FC(3)) >> td.Sum())
+    model = td.Compiler(td.Map(td.Vector(2) >> td.FC(3)) >> td.Sum())
     examples = [[[1.0, 2.0]], [[3.0, 4.0], [5.0, 6.0]]]
     for again in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
         assert torch.equal(again(examples).output, model(examples).output)

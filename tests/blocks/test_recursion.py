@@ -69,7 +69,7 @@ def test_very_deep_input() -> None:
     neg = td.ForwardDeclaration(OBJECT, [])
     case = td.GetItem(0) >> neg() >> td.Function(torch.neg)
     neg.resolve_to(td.OneOf(is_list, {True: case, False: td.Scalar()}))
-    model = td.Compiler.create(neg.target)
+    model = td.Compiler(neg.target)
     assert model.max_depth(deep) == 2_000
     assert model([deep, [1]]).output.tolist() == [1.0, -1.0]
 
@@ -123,7 +123,7 @@ def test_shared_parts_are_evaluated_once() -> None:
     leaf = node(1)
     middle = [node(2, leaf), node(3, leaf)]
     graph = node(4, *middle, leaf)
-    once, again = td.Compiler.create(child_sum(True)), td.Compiler.create(child_sum(False))
+    once, again = td.Compiler(child_sum(True)), td.Compiler(child_sum(False))
     assert once.tracer(graph).num_calls == 4
     assert again.tracer(graph).num_calls == 6
     again.load_state_dict(once.state_dict())
@@ -133,7 +133,7 @@ def test_shared_parts_are_evaluated_once() -> None:
 
 
 def test_memory_is_kept_for_one_example_only() -> None:
-    model, loop = td.Compiler.create(child_sum(True)), node(1)
+    model, loop = td.Compiler(child_sum(True)), node(1)
     assert [model.tracer(loop).num_calls for _ in range(2)] == [1, 1]
     loop["children"].append(loop)
     text = message(ValueError, model, [node(1), loop])
@@ -168,6 +168,6 @@ def test_unused_recursion_runs_once_at_the_end(policy: str) -> None:
     state = td.OneOf(is_list, {True: td.Map(tree()) >> td.Sum(), False: td.Scalar()})
     score = td.Function(torch.exp, name="score") >> td.Metric("score")
     tree.resolve_to(state >> td.AllOf(td.Identity(), score) >> td.GetItem(0))
-    model = td.Compiler.create(tree.target, policy=policy)
+    model = td.Compiler(tree.target, policy=policy)
     stats = model.collate([[[1, 2], [3, [4, 5]]], 6]).stats()
     assert stats.operations.count("score") == 1 and stats.operations[-1] == "score"

@@ -221,7 +221,7 @@ def test_totals_of_other_dtypes() -> None:
     assert (td.Map(td.Scalar("int32")) >> td.Max()).eval([-2, -1]) == -1
     assert (td.Map(td.Scalar("complex64")) >> td.Mean()).eval([1, 3j]) == 0.5 + 1.5j
     for dtype in ("float64", "bfloat16"):
-        model = td.Compiler.create(td.Map(td.Scalar(dtype)) >> td.Mean())
+        model = td.Compiler(td.Map(td.Scalar(dtype)) >> td.Mean())
         found = model([[0.5] * 600, [], [1.0] * 2]).output
         assert found[1:].tolist() == [0.0, 1.0] and str(found.dtype) == f"torch.{dtype}"
         assert dtype == "bfloat16" or found[0] == 0.5
@@ -231,7 +231,7 @@ def test_totals_of_other_dtypes() -> None:
 @pytest.mark.parametrize("make", [td.Sum, td.Mean, td.Min, td.Max])
 def test_reductions_do_not_wait_for_the_gpu(make: Any) -> None:
     ragged = RaggedRows(torch.ones(3, device="cuda"), torch.tensor([0, 0, 2], device="cuda"), 4)
-    engine: Any = td.Compiler.create(numbers() >> make()).engine
+    engine: Any = td.Compiler(numbers() >> make()).engine
     (reduce,) = (each for each in engine.operations if each.signature.inputs)
     torch.cuda.set_sync_debug_mode("error")
     try:
@@ -299,7 +299,7 @@ def test_types_and_parts_are_attributes() -> None:
 @pytest.mark.parametrize("cases", [1, 7])
 def test_one_of_many_cases(cases: int) -> None:
     blocks = {n: td.GetItem(n) >> td.Scalar() for n in range(cases)}
-    model = td.Compiler.create(td.OneOf(lambda x: x["key"], blocks, pre_block=td.GetItem("rows")))
+    model = td.Compiler(td.OneOf(lambda x: x["key"], blocks, pre_block=td.GetItem("rows")))
     keys, rows = sorted({0, cases // 2, cases - 1}), list(range(cases))
     assert model([{"key": key, "rows": rows} for key in keys]).output.tolist() == keys
     assert "unknown key" in message(KeyError, model, [{"key": cases, "rows": rows}])
@@ -307,7 +307,7 @@ def test_one_of_many_cases(cases: int) -> None:
 
 @pytest.mark.long
 def test_one_of_more_cases_than_python_parses_in_one_chain() -> None:
-    model = td.Compiler.create(td.OneOf(lambda x: x, {n: td.Zeros(1) for n in range(2000)}))
+    model = td.Compiler(td.OneOf(lambda x: x, {n: td.Zeros(1) for n in range(2000)}))
     assert model([0, 1999]).output.tolist() == [[0.0], [0.0]]
 
 
@@ -336,12 +336,12 @@ def test_strings_and_whole_floats() -> None:
 
 def test_external_rows() -> None:
     x = torch.arange(8.0).view(4, 2).requires_grad_()
-    model = td.Compiler.create(td.Map(td.InputRow("x", 2)) >> td.Sum())
+    model = td.Compiler(td.Map(td.InputRow("x", 2)) >> td.Sum())
     found = model([[0, (0, 2)], [1]], inputs={"x": x}).output
     assert found.tolist() == [[0.0, 2.0], [6.0, 7.0]]
     found.sum().backward()
     assert x.grad is not None and x.grad.sum(1).tolist() == [4.0, 0.0, 0.0, 2.0]
-    model = td.Compiler.create(td.AllOf(*[td.InputRow(f"x{k}", 1) for k in range(3)]))
+    model = td.Compiler(td.AllOf(*[td.InputRow(f"x{k}", 1) for k in range(3)]))
     rows = {f"x{k}": torch.arange(4.0).view(4, 1) + 10 * k for k in range(3)}
     parts = [part.flatten().tolist() for part in model([1, 0, 0], inputs=rows).output]
     assert parts == [[1, 2, 3], [11, 12, 13], [21, 22, 23]]
@@ -361,10 +361,10 @@ def test_gradients_flow_into_tensors() -> None:
     learned = nn.Parameter(torch.tensor(2.0))
     outside = learned * 3
     three_ways(td.AllOf(td.Scalar(), td.FromTensor(learned)) >> add(), [1.0, 2.0])
-    model = td.Compiler.create(td.AllOf(td.Scalar(), td.FromTensor(outside)) >> add())
+    model = td.Compiler(td.AllOf(td.Scalar(), td.FromTensor(outside)) >> add())
     model([1.0, 2.0]).output.sum().backward()
     assert learned.grad == 6.0
-    model = td.Compiler.create(td.FromTensor(learned) >> td.AllOf(td.Identity(), td.Metric("m")))
+    model = td.Compiler(td.FromTensor(learned) >> td.AllOf(td.Identity(), td.Metric("m")))
     assert [parameter is learned for parameter in model.parameters()] == [True]
     result = model([1.0, 2.0])
     (result.output[0].sum() + result.metric_tensors["m"].sum()).backward()
@@ -374,7 +374,7 @@ def test_gradients_flow_into_tensors() -> None:
 def test_metrics_of_different_lengths() -> None:
     block = numbers() >> td.Map(td.Metric("each")) >> td.Void()
     assert block.eval([1, 2]) == (None, {"each": [1.0, 2.0]})
-    model = td.Compiler.create({"a": block, "b": td.Vector(2) >> td.Metric("b")} >> td.Void())
+    model = td.Compiler({"a": block, "b": td.Vector(2) >> td.Metric("b")} >> td.Void())
     found = model([{"a": [1, 2], "b": [0, 1]}, {"a": [], "b": [2, 3]}, {"a": [3], "b": [4, 5]}])
     assert found.metric_tensors["each"].tolist() == [1.0, 2.0, 3.0]
     assert found.metric_examples["each"].tolist() == [0, 0, 2]
@@ -386,13 +386,13 @@ def test_metric_labels() -> None:
     block = td.Map((td.Scalar(), td.Identity()) >> td.Metric("m")) >> td.Void()
     values = [(1.0, "a"), (2.0, {"b": 1})]
     assert block.eval(values, tolist=True)[1] == {"m": values}
-    found = td.Compiler.create(block)([[(1, "a")], [], [(2, "b"), (3, None)]])
+    found = td.Compiler(block)([[(1, "a")], [], [(2, "b"), (3, None)]])
     assert found.metric_labels == {"m": ["a", "b", None]}
     assert found.metric_tensors["m"].tolist() == [1.0, 2.0, 3.0]
 
 
 def test_metrics_without_values_and_in_two_positions() -> None:
-    model = td.Compiler.create(td.Map(td.Vector(2, "int64") >> td.Metric("m")) >> td.Void())
+    model = td.Compiler(td.Map(td.Vector(2, "int64") >> td.Metric("m")) >> td.Void())
     found = model([[], []])
     values = found.metric_tensors["m"]
     assert values.shape == (0, 2) and values.dtype is torch.int64

@@ -131,7 +131,7 @@ def test_integers_of_other_libraries_are_integers() -> None:
 
 
 def test_both_models_of_mixed_recordings_are_named() -> None:
-    models = [Compiler.create(Map(Scalar()) >> each) for each in (Sum(), Mean())]
+    models = [Compiler(Map(Scalar()) >> each) for each in (Sum(), Mean())]
     recordings = [model.tracer([1.0]) for model in models]
     with pytest.raises(ValueError, match="different models") as raised:
         schedule_recordings(recordings)

@@ -247,7 +247,7 @@ def test_model_of_sentiment_trains_on_real_trees(name, source, samples, shared_d
     words = sorted({word for line in lines for word in re.findall(r"([^ ()]+)\)", line)})
     make = "model_of" if name == "blocks_sentiment" else "sentiment"
     model = defined_in(name)[make](words, 8, 12)
-    traced = list(model.build_loom_inputs(trees))
+    traced = [model.tracer(tree) for tree in trees]
     optimizer = torch.optim.Adagrad(model.parameters(), lr=0.05)
     found = [defined_in(name)["run_epoch"](model, traced, optimizer) for _ in range(3)]
     assert sorted(found[0]) == sorted(METRICS[name])

@@ -87,7 +87,7 @@ def train_on_rank(rank: int, folder: Path) -> None:
     dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
     torch.manual_seed(0)
     cases = {width: td.Vector(width) >> td.FC(2, activation=None) for width in (1, 2, 3)}
-    model = td.Compiler.create(td.OneOf(len, cases))
+    model = td.Compiler(td.OneOf(len, cases))
     parallel = DistributedDataParallel(model)
     # Each rank uses one case, and none the third: no rank may wait for the other forever.
     for _ in range(2):

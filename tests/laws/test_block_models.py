@@ -109,7 +109,7 @@ def compiled(write: Callable[..., td.Block]) -> tuple[td.Compiler, Any, nn.Modul
     with torch.no_grad():
         layer.cell.bias.normal_()
     parts = layer, nn.Embedding(WORDS, IN), nn.Linear(OUT, 5)
-    return td.Compiler.create(write(*parts)).double().eval(), *parts
+    return td.Compiler(write(*parts)).double().eval(), *parts
 
 
 @pytest.mark.parametrize(
@@ -173,7 +173,7 @@ def compiled_weave() -> tuple[td.Compiler, list[WeaveConv], nn.Module]:
     widths = {"aa": 3, "pa": 6, "ap": 4, "pp": 5}
     convs = [WeaveConv(3, 2, 4, 5, hidden=widths), WeaveConv(4, 5, 2, 3, hidden=widths)]
     table = nn.Embedding(5, 2)
-    model = td.Compiler.create(in_blocks(convs, table)).double()
+    model = td.Compiler(in_blocks(convs, table)).double()
     for part in (*convs, table):
         shaken(part)
     return model, convs, table

@@ -118,12 +118,12 @@ MODELS: dict[str, Callable[[], Any]] = {
 
 
 def test_only_the_model_that_traced_them_takes_traces(tmp_path: Path) -> None:
-    models = {name: td.Compiler.create(make()) for name, make in MODELS.items()}
+    models = {name: td.Compiler(make()) for name, make in MODELS.items()}
     for name, model in models.items():
         kept = td.TracedExamples(model.tracer, EXAMPLES, tmp_path / name)
         traces = [kept[0]], [model.tracer(EXAMPLES[0])], model.collate(EXAMPLES[:1])
         # The weights differ.
-        twin = td.Compiler.create(MODELS[name]())
+        twin = td.Compiler(MODELS[name]())
         for traced in traces:
             again = pickle.loads(pickle.dumps(traced))
             for taker in (model, twin):
@@ -137,7 +137,7 @@ def test_only_the_model_that_traced_them_takes_traces(tmp_path: Path) -> None:
                 with pytest.raises(ValueError, match="of a different model"):
                     different(traced)
         with pytest.raises(ValueError, match="of a different model"):
-            td.Compiler.create(td.Scalar()).collate([kept[0]])
+            td.Compiler(td.Scalar()).collate([kept[0]])
 
 
 CALLS = 0
@@ -201,11 +201,11 @@ CHANGING: dict[str, Callable[[], Any]] = {
 @pytest.mark.parametrize("kind", CHANGING)
 def test_what_changes_does_not_forbid_traces(kind: str) -> None:
     make = lambda: td.InputTransform(CHANGING[kind]()) >> td.Scalar()  # noqa: E731
-    model = td.Compiler.create(make())
+    model = td.Compiler(make())
     traces = [model.tracer(one) for one in EXAMPLES]
     assert len(model(traces).output) == 3 == len(model(model.collate(EXAMPLES)).output)
     # Another one, compiled after functions have changed what they read.
-    assert len(td.Compiler.create(make())(traces).output) == 3
+    assert len(td.Compiler(make())(traces).output) == 3
 
 
 SCRIPT = """
@@ -224,7 +224,7 @@ class Vocabulary:
 
 def model():
     read = td.InputTransform(Vocabulary()) >> td.InputTransform(lambda word: word)
-    return td.Compiler.create(read >> td.Scalar())
+    return td.Compiler(read >> td.Scalar())
 
 def fingerprint(_=None):
     return model().tracer.source.fingerprint
@@ -236,10 +236,6 @@ if __name__ == "__main__":
         with multiprocessing.get_context("spawn").Pool(1) as pool:
             found.update(pool.map(fingerprint, [0]))
     print(*found)
-    mine = td.Compiler.create(td.InputTransform(Vocabulary()) >> td.Scalar())
-    with mine.multiprocessing_pool(1):
-        (batch,) = mine.build_loom_input_batched(["a", "d"])
-    print(mine(batch).output.tolist())
 """
 
 
@@ -253,11 +249,10 @@ def test_the_fingerprint_is_the_same_in_other_processes(tmp_path: Path) -> None:
         text=True,
         check=True,
     )
-    fingerprints, output = done.stdout.splitlines()
-    assert len(fingerprints) == 16 and output == "[1.0, 0.0]"
+    assert len(done.stdout.strip()) == 16
 
 
-MODEL = td.Compiler.create(td.AllOf(each() >> td.Sum(), each() >> td.Max()))
+MODEL = td.Compiler(td.AllOf(each() >> td.Sum(), each() >> td.Max()))
 
 
 @st.composite
@@ -319,7 +314,7 @@ def cycle(length: int) -> list[Any]:
 @pytest.mark.parametrize("memoize", [False, True])
 @pytest.mark.parametrize("length", [1, 3, 1500])
 def test_a_cycle_is_refused(length: int, memoize: bool) -> None:
-    model = td.Compiler.create(tree(memoize))
+    model = td.Compiler(tree(memoize))
     with pytest.raises(ValueError, match="an object contains itself") as caught:
         model([1.0, cycle(length)])
     assert "example 1" in str(caught.value)
@@ -330,10 +325,10 @@ def test_a_cycle_is_refused(length: int, memoize: bool) -> None:
 
 
 def test_max_depth_stops_tracing() -> None:
-    model = td.Compiler.create(tree(wrap=lambda x: [list(x[0])]), max_depth=5)
+    model = td.Compiler(tree(wrap=lambda x: [list(x[0])]), max_depth=5)
     with pytest.raises(AssertionError, match="deeper than max_depth"):
         model([cycle(1)])
-    assert td.Compiler.create(tree(), max_depth=1)([[[[1.0, 2.0]]]]).output == 3.0
+    assert td.Compiler(tree(), max_depth=1)([[[[1.0, 2.0]]]]).output == 3.0
 
 
 READERS = {
@@ -346,10 +341,10 @@ READERS = {
 def test_a_generator_is_not_read_twice(name: str) -> None:
     with pytest.raises(ValueError, match="an iterator is read twice"):
         READERS[name].eval(x for x in (1, 2))
-    once = td.Compiler.create(each() >> td.Sum())
+    once = td.Compiler(each() >> td.Sum())
     examples = [(x for x in (1, 2)), iter([3])]
     assert once(examples).output.tolist() == [3, 3]
     with pytest.raises(ValueError, match="an iterator is read twice"):
         once(examples)
     made = td.InputTransform(lambda text: map(int, text.split())) >> each() >> td.Sum()
-    assert td.Compiler.create(made)(["1 2"] * 2).output.tolist() == [3, 3]
+    assert td.Compiler(made)(["1 2"] * 2).output.tolist() == [3, 3]

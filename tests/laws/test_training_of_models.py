@@ -113,14 +113,7 @@ def train_decisions(module: Any) -> None:
 def test_examples_of_blocks(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.set_default_dtype(torch.float32)  # of the types of blocks; models are cast
     steps, batches = Counter[nn.Module](), list[tuple[Any, Any]]()
-    forward, collate, create = td.Compiler.forward, td.Compiler.collate, td.Compiler.create
-
-    def collated(self: td.Compiler) -> Any:
-        def made(examples: Any) -> Any:
-            batches.append((collate.fget(self)(examples), examples))  # type: ignore[misc]
-            return batches[-1][0]
-
-        return made
+    compiler, forward = td.Compiler, td.Compiler.forward
 
     def compared(self: td.Compiler, given: Any, inputs: Any = None) -> Any:
         result = forward(self, given, inputs)
@@ -139,15 +132,21 @@ def test_examples_of_blocks(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
         return result
 
     def created(root: td.Block) -> td.Compiler:
-        model = create(root).double()
+        model = compiler(root).double()
+        collate = model.collate
+
+        def collated(examples: Any) -> Any:
+            batches.append((collate(examples), examples))
+            return batches[-1][0]
+
+        model.collate = collated  # type: ignore[assignment]
         for part in model.modules():
             if isinstance(part, nn.Dropout):  # which draws different numbers one by one
                 part.p = 0.0
         return model
 
-    monkeypatch.setattr(td.Compiler, "create", created)
     monkeypatch.setattr(td.Compiler, "forward", compared)
-    monkeypatch.setattr(td.Compiler, "collate", property(collated))
+    monkeypatch.setattr(td, "Compiler", created)
     module = loaded(name)
     module.dropout = lambda x, *_: x
     module.main()

@@ -2,8 +2,6 @@
 # fmt: off
 # isort: skip_file
 
-from typing import NoReturn
-
 from pyg_dynbatch.blocks.block import Block, Identity, Pipe, convert_to_block
 from pyg_dynbatch.blocks.cache import TracedExamples
 from pyg_dynbatch.blocks.compiler import Compiler
@@ -14,11 +12,8 @@ from pyg_dynbatch.blocks.control import (
 from pyg_dynbatch.blocks.draw import drawing_of, schedule_text
 from pyg_dynbatch.blocks.functions import Function, Segment
 from pyg_dynbatch.blocks.layers import (
-    FC, Embedding, FractalNet, Layer, ScopedLayer, TensorToTensorLayer, create_variable_scope,
+    FC, Embedding, Layer, ScopedLayer, TensorToTensorLayer, create_variable_scope,
 )
-from pyg_dynbatch.blocks.porting import EdibleIterator, epochs, group_by_batches
-from pyg_dynbatch.blocks.porting import replacement_of as _replacement_of
-from pyg_dynbatch.blocks.rewrites import PASSES
 from pyg_dynbatch.blocks.sequences import (
     RNN, Broadcast, Fold, GetItem, Length, Map, Max, Mean, Min, NGrams, Nth, Reduce, Slice, Sum,
     Zip, ZipWith,
@@ -44,14 +39,8 @@ __all__ = [
     "Optional", "Pipe", "RNN", "Record", "Reduce", "Scalar", "Segment", "Slice", "Sum", "Tensor",
     "Vector", "Void", "Zeros", "Zip", "ZipWith", "convert_to_block",
     # Layers.
-    "Embedding", "FC", "FractalNet", "Layer", "ScopedLayer", "TensorToTensorLayer",
-    "create_variable_scope",
+    "Embedding", "FC", "Layer", "ScopedLayer", "TensorToTensorLayer", "create_variable_scope",
     # Running and drawing.
-    "BlockResult", "Collater", "Compiler", "EdibleIterator", "PASSES",
-    "TracedExamples", "Tracer", "drawing_of", "epochs", "group_by_batches", "schedule_text",
+    "BlockResult", "Collater", "Compiler", "TracedExamples", "Tracer", "drawing_of",
+    "schedule_text",
 ]
-
-
-def __getattr__(name: str) -> NoReturn:
-    """Say what replaces a name of Fold that is not supported."""
-    raise AttributeError(_replacement_of(name) or f"module {__name__!r} has no attribute {name!r}")

@@ -1,11 +1,9 @@
 """The base class of blocks, pipes of blocks, and wires to items of their outputs."""
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from functools import singledispatch
 from typing import Any, NamedTuple, NoReturn
 
-from pyg_dynbatch.blocks.porting import replacement_of
 from pyg_dynbatch.blocks.types import IOBase, PerThread, PyObjectType, ResultType, VoidType
 from pyg_dynbatch.core.errors import mismatch
 
@@ -32,20 +30,6 @@ class Wire(NamedTuple):
 
 #: The compositions whose scopes are open.
 scopes = PerThread()
-
-
-@contextmanager
-def opened(stack: list[Any], item: Any, overlap: str) -> Iterator[Any]:
-    """Push an item while a context is open; contexts must be closed in reverse order."""
-    stack.append(item)
-    try:
-        yield item
-    finally:
-        is_last = stack[-1] is item
-        stack.remove(item)
-        if not is_last:
-            raise mismatch(AssertionError, overlap, "the last opened to be closed first")
-
 
 #: Functions that run a block, ``"eval"`` and ``"max_depth"``; set by ``compiler.py``.
 runners: dict[str, Callable[..., Any]] = {}
@@ -138,10 +122,6 @@ class Block(IOBase):
         """Key of a child in a path, such as ``['pair']``; empty if it has none."""
         return f"[{self._child_keys[self._children.index(child)]}]" if self._child_keys else ""
 
-    def _readers_of(self, child: "Block") -> list["Block | None"]:
-        """The children whose input is the output of a child; None for any other use."""
-        return [None]
-
     # Combining.
 
     __bool__ = _fail_as_truth_value
@@ -206,7 +186,7 @@ class Block(IOBase):
 
     # Running.
 
-    def eval(self, inp: Any, *, tolist: bool = False, inputs: Any = None, **options: Any) -> Any:
+    def eval(self, inp: Any, *, tolist: bool = False, inputs: Any = None) -> Any:
         """Evaluate one input, in evaluation mode: without dropout, with the statistics of norms.
 
         A compiled block, see :class:`Compiler`, follows ``train()`` and ``eval()``.
@@ -215,7 +195,6 @@ class Block(IOBase):
             inp: The input: a Python object.
             tolist: Return numbers and lists instead of tensors.
             inputs: External rows by tag, see :class:`InputRow`.
-            **options: None; an option of Fold raises an error that names its replacement.
 
         Returns:
             The output; if there are metrics, with a dictionary of their values.
@@ -225,9 +204,6 @@ class Block(IOBase):
             >>> td.Vector(2).eval([1, 2], tolist=True)
             [1.0, 2.0]
         """
-        for name in options:
-            unknown = f"Block.eval() got an unexpected keyword argument {name!r}"
-            raise TypeError(replacement_of(f"Block.eval({name}=)") or unknown)
         return runners["eval"](self, inp, tolist=tolist, inputs=inputs)
 
     def max_depth(self, inp: Any) -> int:
@@ -317,9 +293,6 @@ class _Pipe(Block):
             # The longer pipe propagates types from now on; this one does when it is compiled.
             child._dependents.remove(self)
         return self._children
-
-    def _readers_of(self, child: Block) -> list[Block | None]:
-        return [[*self._children, None][self._children.index(child) + 1]]
 
     def _infer(self) -> None:
         equate((self._children[0], "input"), (self, "input"))

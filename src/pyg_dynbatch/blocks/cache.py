@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from pyg_dynbatch.blocks.code import CompiledSource
-from pyg_dynbatch.blocks.tracing import Tracer, traced_in
+from pyg_dynbatch.blocks.tracing import Tracer
 from pyg_dynbatch.core.errors import mismatch, mismatch_text
 from pyg_dynbatch.core.fingerprint import digest
 from pyg_dynbatch.core.recording import Recording
@@ -30,7 +30,6 @@ class TracedExamples:
             the same; different examples need a different file, and so do changed files that
             functions read. Reading it runs no code. A corrupt file, or one of something else,
             is renamed to ``*.corrupt`` and written anew, with a warning.
-        pool: A pool of processes, from :meth:`Compiler.multiprocessing_pool`.
 
     Raises:
         TypeError: If there is a path, and a host function reads what cannot be compared between
@@ -39,7 +38,7 @@ class TracedExamples:
     Example:
         >>> from torch.utils.data import DataLoader
         >>> from pyg_dynbatch import blocks as td
-        >>> compiler = td.Compiler.create(td.Map(td.Scalar()) >> td.Sum())
+        >>> compiler = td.Compiler(td.Map(td.Scalar()) >> td.Sum())
         >>> kept = td.TracedExamples(compiler.tracer, [[1.0, 2.0], [3.0]])
         >>> loader = DataLoader(kept, batch_size=2, collate_fn=compiler.collate)
         >>> [compiler(batch).output.tolist() for batch in loader]
@@ -47,11 +46,7 @@ class TracedExamples:
     """
 
     def __init__(
-        self,
-        tracer: Tracer,
-        examples: Sequence[Any],
-        path: str | Path | None = None,
-        pool: Any = None,
+        self, tracer: Tracer, examples: Sequence[Any], path: str | Path | None = None
     ) -> None:
         file, source, found = path and Path(path), tracer.source, None
         if file:
@@ -59,8 +54,7 @@ class TracedExamples:
             key = source.fingerprint, digest(source.names), len(examples)
             found = _read(file, key, source)
         if found is None:
-            traced = map(tracer, examples, count())
-            found = list(traced_in(pool, examples, 64, ordered=True) if pool else traced)
+            found = list(map(tracer, examples, count()))
             if file:
                 _write(file, key, found)
         self._traced = found

@@ -43,7 +43,13 @@ from types import GeneratorType
 from typing import Any, NamedTuple
 
 from pyg_dynbatch.blocks.block import Block
-from pyg_dynbatch.blocks.types import BroadcastSequenceType, PyObjectType, ResultType, TupleType
+from pyg_dynbatch.blocks.types import (
+    BroadcastSequenceType,
+    PyObjectType,
+    ResultType,
+    TensorType,
+    TupleType,
+)
 from pyg_dynbatch.core.fingerprint import digest
 from pyg_dynbatch.core.operation import Operations, Ragged, Signature
 from pyg_dynbatch.core.recording import CALL, CONSTANT, INPUT, Site, Sites
@@ -87,7 +93,7 @@ class CompiledSource:
     origin: list[tuple[str, bool]]
     names: dict[str, Any]  # host objects that the source uses
     sites: tuple[CallSite, ...]
-    metric_types: dict[str, ResultType]
+    metric_types: dict[str, TensorType]
     result_type: ResultType
     host: str = ""  # digest of the host objects, as they were when the model was compiled
 
@@ -114,9 +120,7 @@ class Model:
     def __init__(self, operations: Operations) -> None:
         self.operations = operations
         self.sites: list[CallSite] = []
-        self.metric_types: dict[str, ResultType] = {}
-        # What rewrites write instead of a block, by its id.
-        self.rewritten: dict[int, Callable[[Code, Any], Any]] = {}
+        self.metric_types: dict[str, TensorType] = {}
         self._names: dict[str, Any] = {}
         self._functions: list[tuple[Code, Block]] = []
         self._dictionaries: list[str] = []
@@ -229,10 +233,8 @@ class Code:
         self.path = "Root"
         # For the value of a zip, what to loop over instead.
         self.zipped: dict[str, Zipped] = {}
-        # For the value of a concatenation that can be split, the values of its items.
-        self.items: dict[str, tuple[str, ...]] = {}
-        self._indent, self._names, self._level = 2, 0, 0
-        self._levels: dict[str, int] = {}
+        self._indent = 2
+        self._names = 0
         # The last constant: its name, its site, and the number of lines so far.
         self._last_data = "", 0, 0
 
@@ -256,8 +258,7 @@ class Code:
     def inline(self, block: Block, value: Any) -> Any:
         """Write what a block computes into this function."""
         outer, self.path = self.path, block._path()
-        rewritten = self.model.rewritten.get(id(block))
-        result = rewritten(self, value) if rewritten else block._emit(self, value)
+        result = block._emit(self, value)
         self.path = outer
         return result
 
@@ -283,47 +284,37 @@ class Code:
                 self.assign(result, write())
         return result
 
-    def fresh(self, stem: str = "v", expression: str = "", *, varying: bool = False) -> str:
-        """Create a variable, and assign an expression to it if there is one.
-
-        A varying one changes from round to round of the next loop.
-        """
+    def fresh(self, stem: str = "v", expression: str = "") -> str:
+        """Create a variable, and assign an expression to it if there is one."""
         self._names += 1
         name = f"{stem}{self._names}"
-        self._levels[name] = self._level + varying
         if expression:
             self.line(f"{name} = {expression}")
         return name
 
-    def new(self, result_type: ResultType, stem: str = "v", *, varying: bool = False) -> Any:
+    def new(self, result_type: ResultType, stem: str = "v") -> Any:
         """Create variables for a value of a type."""
         if isinstance(result_type, TupleType):
-            return tuple(self.new(item, stem, varying=varying) for item in result_type)
+            return tuple(self.new(item, stem) for item in result_type)
         if isinstance(result_type, BroadcastSequenceType):
-            return self.new(result_type.element_type, stem, varying=varying)
-        return self.fresh(stem, varying=varying)
+            return self.new(result_type.element_type, stem)
+        return self.fresh(stem)
 
     def reading(self, value: str) -> str:
         """Write an expression for a host object that is read as a sequence."""
         seen = self.model.unique("read", self.model.dictionary)
         return f"{self.model.name_of(read_once)}({value}, {seen})"
 
-    def is_broadcast(self, value: str) -> bool:
-        """Whether a tensor was created outside the current loop."""
-        return self._levels.get(value, 0) < self._level
-
     @contextmanager
-    def inside(self, header: str, *, loop: bool = False) -> Iterator[None]:
+    def inside(self, header: str) -> Iterator[None]:
         """Write an indented part under a header."""
         self.line(header)
         self._indent += 1
-        self._level += loop
         before = len(self.lines)
         yield
         if len(self.lines) == before:
             self.line("pass")
         self._indent -= 1
-        self._level -= loop
 
     # Recording.
 
@@ -357,22 +348,15 @@ class Code:
         key = ("free", signature)
         return f"z{self.model.unique(key, lambda: self.model.site(site, self.path))}"
 
-    def record_call(
-        self, signature: Signature, arguments: Sequence[str], *, once: bool = False
-    ) -> tuple[str, ...]:
-        """Write lines that record one call; with ``once``, only if it is not recorded yet."""
+    def record_call(self, signature: Signature, arguments: Sequence[str]) -> tuple[str, ...]:
+        """Write lines that record one call."""
         site = self.model.site(Site(CALL, signature.outputs, signature), self.path)
         results = [self.fresh() for _ in signature.outputs]
         first = results[0]
         # Every result is named by a position in the record, so that must be long enough.
         padding = ["-1"] * max(0, len(results) - 1 - len(arguments))
-        record = f"{first} = L(); E(({', '.join([str(site), *arguments, *padding])},))"
-        if once:
-            known, key = self.model.dictionary(), f"({', '.join(arguments)},)"
-            with self.inside(f"if ({first} := {known}.get({key}, -1)) < 0:"):
-                self.line(f"{record}; {known}[{key}] = {first}")
-        else:
-            self.line(record)
+        record = ", ".join([str(site), *arguments, *padding])
+        self.line(f"{first} = L(); E(({record},))")
         for slot, name in enumerate(results[1:], start=1):
             self.line(f"{name} = {first} + {slot}")
         return tuple(results)

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from pyg_dynbatch.blocks.block import Block, Wire, convert_to_block, equate, opened, scopes
+from pyg_dynbatch.blocks.block import Block, Wire, convert_to_block, equate, scopes
 from pyg_dynbatch.blocks.code import Code, packed_if_object
 from pyg_dynbatch.blocks.sequences import emit_item, item_type
 from pyg_dynbatch.blocks.types import (
@@ -15,6 +15,7 @@ from pyg_dynbatch.blocks.types import (
     canonicalize_type,
     propagate_types,
 )
+from pyg_dynbatch.core.errors import mismatch
 
 # A source is a block, a wire, or a tuple of sources.
 
@@ -153,8 +154,15 @@ class Composition(Block):
     @contextmanager
     def scope(self) -> Iterator[None]:
         """Let :meth:`Block.reads` wire inside this composition."""
-        with opened(scopes.items, self, f"{self._label()}.scope: scopes overlap"):
+        scopes.items.append(self)
+        try:
             yield
+        finally:
+            is_last = scopes.items[-1] is self
+            scopes.items.remove(self)
+        if not is_last:
+            what = f"{self._label()}.scope: scopes overlap"
+            raise mismatch(AssertionError, what, "the last opened to be closed first")
 
     def connect(self, a: Any, b: Any) -> None:
         """Connect the input of one block to the output of another.
@@ -204,10 +212,6 @@ class Composition(Block):
                 seen.add(block)
                 left += blocks_of(self._sources.get(block, ()))
         return False
-
-    def _readers_of(self, child: Block) -> list[Block | None]:
-        readers = self._readers.get(child, ())
-        return [reader if self._sources[reader] is child else None for reader in readers]
 
     def _infer(self) -> None:
         equate((self.input, "output"), (self, "input"))

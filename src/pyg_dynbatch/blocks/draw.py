@@ -78,7 +78,7 @@ def schedule_text(schedule: Steps, width: int = 40) -> str:
 
     Example:
         >>> from pyg_dynbatch import blocks as td
-        >>> compiler = td.Compiler.create(td.Map(td.Scalar()) >> td.Sum())
+        >>> compiler = td.Compiler(td.Map(td.Scalar()) >> td.Sum())
         >>> print(schedule_text(compiler.collate([[1.0, 2.0], [3.0, 4.0]])))
         step 0  sum  ████████████████████████████████████████ 2
     """

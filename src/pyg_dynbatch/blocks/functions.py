@@ -295,7 +295,6 @@ def emit_call(
     value: Any,
     *,
     name: str | None = None,
-    once: bool = False,
     random: bool | None = False,
 ) -> Any:
     """Write a call of a function, and return its output value."""
@@ -308,7 +307,7 @@ def emit_call(
     ins, outs = map(tensors_in, (input_type, output_type))
     signature = code.model.signature(module, ins, outs, name, random)
     arguments = _arguments(code, input_type, value)
-    return output_type.unflatten(code.record_call(signature, arguments, once=once), None)
+    return output_type.unflatten(code.record_call(signature, arguments), None)
 
 
 def _arguments(code: Code, kind: Any, value: Any) -> list[str]:
@@ -318,7 +317,7 @@ def _arguments(code: Code, kind: Any, value: Any) -> list[str]:
     if isinstance(kind, TupleType):
         parts = zip(kind, value, strict=True)
         return [found for part in parts for found in _arguments(code, *part)]
-    lists, element = [value], code.new(kind.element_type, "e", varying=True)
+    lists, element = [value], code.new(kind.element_type, "e")
     if not isinstance(element, str):
         written = (f"[{part} for {packed(element)} in {value}]" for part in flattened(element))
         lists = [code.fresh("s", each) for each in written]

@@ -1,7 +1,6 @@
-"""Layers: named modules with types, such as FC, Embedding and FractalNet of TensorFlow Fold."""
+"""Layers: named modules with types, such as FC and Embedding of TensorFlow Fold."""
 
 from collections import Counter
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -11,7 +10,6 @@ from torch import Tensor, nn
 from pyg_dynbatch.blocks.block import Block
 from pyg_dynbatch.blocks.types import IOBase, ResultType, TensorType, TupleType, convert_to_type
 from pyg_dynbatch.core.errors import checked_shape, describe_value, mismatch
-from pyg_dynbatch.core.operation import calls_only
 from pyg_dynbatch.core.row_buffer import check_precision
 
 
@@ -28,7 +26,7 @@ class Layer(IOBase, nn.Module):
     Example:
         >>> from pyg_dynbatch import blocks as td
         >>> encode = td.FC(2)
-        >>> model = td.Compiler.create(td.Vector(3) >> encode >> td.FC(1))
+        >>> model = td.Compiler(td.Vector(3) >> encode >> td.FC(1))
         >>> encode.input_type
         TensorType((3,), 'float32')
     """
@@ -284,23 +282,14 @@ class FC(TensorToTensorLayer):
             return self.weight
         return self.scales[:, None] * nn.functional.normalize(self.weight, dim=1)
 
-    def can_split(self) -> bool:
-        """Return whether the product can be computed in parts: not after dropout."""
-        code = {"forward": FC.forward, "_process": FC._process}
-        return self.input_keep_prob == 1.0 and type(self) is FC and calls_only(self, **code)
-
-    def after_product(self, total: Tensor) -> Tensor:
-        """Add the bias, and apply normalization, activation and dropout."""
-        total = total + self.bias
+    def _process(self, *rows: Any) -> Any:
+        x = self._dropped(rows[0], self.input_keep_prob)
+        total = nn.functional.linear(x, self.weights) + self.bias
         if self.activation is not None:
             if self.normalization_fn is not None:
                 total = self.normalization_fn(total)
             total = self.activation(total)
         return self._dropped(total, self.output_keep_prob)
-
-    def _process(self, *rows: Any) -> Any:
-        x = self._dropped(rows[0], self.input_keep_prob)
-        return self.after_product(nn.functional.linear(x, self.weights))
 
     def _dropped(self, rows: Tensor, keep: float) -> Tensor:
         return rows if keep == 1.0 else nn.functional.dropout(rows, 1 - keep, self.training)
@@ -366,108 +355,3 @@ class Embedding(TensorToTensorLayer):
             what, last = "the index of a vector is out of range", len(self.weight) - 1
             wrong = index[(index < 0) | (index > last)]
             self._fail(what, f"from 0 to {last}", int(wrong[0]), kind=IndexError)
-
-
-def mean_of_two(a: Tensor, b: Tensor) -> Tensor:
-    """Join two paths: their mean."""
-    return (a + b) / 2
-
-
-class FractalNet(TensorToTensorLayer):
-    """Stack fractal blocks; each joins a short path and a path of two smaller fractals.
-
-    f_0 = base; f_{d+1}(x) = mix(base(x), f_d(f_d(x))). With ``drop_path``, in training, each join
-    keeps both paths or one of them: per mini-batch either all joins draw independently (local), or
-    one column is kept throughout (global).
-
-    Args:
-        num_fractal_blocks: Number of blocks one after another.
-        fractal_block_depth: Depth d of each block; 0 for a block of one base layer.
-        base_layer_builder: Builds a base layer, given its ``name``; its output must have the type
-            of its input.
-        mixer: Joins two paths; by default their mean.
-        drop_path: Whether paths are dropped; may be set later.
-        p_local_drop_path: Probability that a mini-batch drops locally.
-        p_drop_base_case: Probability that a local join drops the short path.
-        p_drop_recursive_case: Probability that it drops the long path.
-
-    Reference:
-        Larsson, Maire, Shakhnarovich (2017), arXiv:1605.07648, section 2, where d + 1 is
-        C. Differs: drawn once per batched call, for all of its rows.
-
-    Example:
-        >>> from pyg_dynbatch import blocks as td
-        >>> net = td.FractalNet(2, 2, lambda name: td.FC(4, name=name))
-        >>> (td.Vector(4) >> net).eval([1, 2, 3, 4]).shape
-        torch.Size([4])
-    """
-
-    def __init__(
-        self,
-        num_fractal_blocks: int,
-        fractal_block_depth: int,
-        base_layer_builder: Callable[..., Any],
-        mixer: Any = None,
-        drop_path: bool = False,
-        p_local_drop_path: float = 0.5,
-        p_drop_base_case: float = 0.25,
-        p_drop_recursive_case: float = 0.25,
-        name: Any = None,
-    ) -> None:
-        super().__init__(name_or_scope=name)
-        if fractal_block_depth < 0:
-            what = "fractal_block_depth is below 0"
-            self._fail(what, "at least 0", fractal_block_depth, kind=ValueError)
-        # Number of columns.
-        self.depth = fractal_block_depth + 1
-        self.mixer = mean_of_two if mixer is None else mixer
-        self.drop_path, self.p_local_drop_path = drop_path, p_local_drop_path
-        self.p_drop_base_case, self.p_drop_recursive_case = p_drop_base_case, p_drop_recursive_case
-        # A block of c columns holds 2^c - 1 base layers, in the order of their first use.
-        per_block = 2**self.depth - 1
-        self.blocks = nn.ModuleList(
-            nn.ModuleList(base_layer_builder(name=f"block_{b}_{n}") for n in range(per_block))
-            for b in range(num_fractal_blocks)
-        )
-
-    @property
-    def random(self) -> bool:
-        """Whether calls draw their own random numbers."""
-        return self.drop_path
-
-    def _create(self, input_type: Any) -> None:
-        for layer in self.modules():
-            if isinstance(layer, TensorToTensorLayer) and layer is not self:
-                layer.build(input_type)
-
-    def _process(self, *rows: Any) -> Any:
-        (x,) = rows
-        for block in self.blocks:
-            drops = self.drop_path and self.training
-            # The column that is kept throughout, if there is one.
-            kept: int | None = None
-            if drops and float(torch.rand(())) >= self.p_local_drop_path:
-                kept = int(torch.randint(self.depth, ())) + 1
-            x = self._fractal(x, list(block), kept, drops)  # type: ignore[call-overload]
-        return x
-
-    def _fractal(self, x: Tensor, layers: list[Any], kept: int | None, drops: bool) -> Tensor:
-        base, *inner = layers
-        if not inner:
-            return base(x)
-        takes_short = takes_long = True
-        if kept is not None:
-            # 2^c - 1 layers make c columns; the short path is the last of them.
-            columns = len(layers).bit_length()
-            takes_short, takes_long = columns == kept, columns > kept
-        elif drops:
-            draw = float(torch.rand(()))
-            takes_short = draw >= self.p_drop_base_case
-            takes_long = not takes_short or draw < 1.0 - self.p_drop_recursive_case
-        short = base(x) if takes_short else None
-        if not takes_long:
-            return short  # type: ignore[return-value]
-        half = len(inner) // 2
-        for part in (inner[:half], inner[half:]):
-            x = self._fractal(x, part, kept, drops)
-        return x if short is None else self.mixer(short, x)

@@ -83,10 +83,10 @@ def without_input(block_like: Any) -> Block:
 @contextmanager
 def each(code: Code, sequence: Any, kind: ResultType) -> Iterator[Any]:
     """Write a loop over a sequence with elements of a type; yields the value of an element."""
-    target = code.new(kind, "x", varying=True)
+    target = code.new(kind, "x")
     element, walked, source = target, target, packed(sequence)
     if source in code.zipped and isinstance(target, tuple):
-        # A repeated value is not walked along: it is the same in every round.
+        # A repeated value is not walked along.
         parts, values = code.zipped[source]
         triples = list(zip(parts, values, target, strict=True))
         element = tuple(value if part is None else own for part, value, own in triples)
@@ -97,7 +97,7 @@ def each(code: Code, sequence: Any, kind: ResultType) -> Iterator[Any]:
             (walked,), (source,) = walked, sources
     if isinstance(kind, PyObjectType):
         source = code.reading(source)
-    with code.inside(f"for {packed(walked)} in {source}:", loop=True):
+    with code.inside(f"for {packed(walked)} in {source}:"):
         yield element
 
 
@@ -189,7 +189,7 @@ class Fold(Block):
         self.start_block.set_output_type(state)
 
     def _emit(self, code: Code, value: Any) -> Any:
-        state = code.new(self._known("output"), "a", varying=True)
+        state = code.new(self._known("output"), "a")
         code.assign(state, code.emit(self.start_block, "None"))
         kind = element_type(self, self._known("input")) or PyObjectType()
         with each(code, value, kind) as element:
@@ -233,11 +233,10 @@ class Reduce(Block):
     def _emit(self, code: Code, value: Any) -> Any:
         kind = self._known("output")
         left, done = code.fresh("s", f"list({packed(value)})"), code.fresh("s")
-        with code.inside(f"while len({left}) > 1:", loop=True):
+        with code.inside(f"while len({left}) > 1:"):
             code.line(f"{done} = []; i_ = iter({left})")
-            # Inside, since outside they would count as equal in every round.
-            a, b = code.new(kind, "x", varying=True), code.new(kind, "x", varying=True)
-            with code.inside(f"for {packed((a, b))} in zip(i_, i_):", loop=True):
+            a, b = code.new(kind, "x"), code.new(kind, "x")
+            with code.inside(f"for {packed((a, b))} in zip(i_, i_):"):
                 code.line(f"{done}.append({packed(code.emit(self.combine_block, (a, b)))})")
             # An element without a partner goes on to the next round.
             code.line(f"{left} = {done} + {left}[-1:] if len({left}) % 2 else {done}")
@@ -328,7 +327,7 @@ class RNN(Block):
 
     def _emit(self, code: Code, value: Any) -> Any:
         sequence, _ = self._given()
-        state = code.new(self._cell._known("output")[1], "a", varying=True)
+        state = code.new(self._cell._known("output")[1], "a")
         if self._start is None:
             value, start = parts_of_pair(value)
         else:

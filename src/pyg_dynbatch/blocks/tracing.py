@@ -1,8 +1,6 @@
 """Turn examples into integers that name their calls, and merge those of a mini-batch."""
 
-import multiprocessing
-import pickle
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
 from typing import Any, NoReturn
@@ -154,7 +152,7 @@ class Tracer:
 
     Example:
         >>> from pyg_dynbatch import blocks as td
-        >>> tracer = td.Compiler.create(td.Map(td.Scalar()) >> td.Sum()).tracer
+        >>> tracer = td.Compiler(td.Map(td.Scalar()) >> td.Sum()).tracer
         >>> tracer([1.0, 2.0])
         Recording(2 calls, depth 1, outputs ['output_0'])
     """
@@ -274,7 +272,7 @@ class BlockResult:
 
     Example:
         >>> from pyg_dynbatch import blocks as td
-        >>> model = td.Compiler.create(td.AllOf(td.Scalar(), td.Scalar() >> td.Metric("m")))
+        >>> model = td.Compiler(td.AllOf(td.Scalar(), td.Scalar() >> td.Metric("m")))
         >>> result = model([1.0, 2.0])
         >>> result.output_tensors, result.metric_tensors["m"]
         ([tensor([1., 2.])], tensor([1., 2.]))
@@ -307,30 +305,24 @@ class Collater:
     Args:
         tracer: From a compiler.
         policy: ``"depth"``, ``"agenda"``, a ``LearnedPolicy`` or a function.
-        merge_equal: Compute equal calls on equal constants once.
         max_depth: Raise an ``AssertionError`` for examples with more calls one after another. An
             example nested ten times as deep in declared blocks is not traced to its end.
 
     Example:
         >>> from torch.utils.data import DataLoader
         >>> from pyg_dynbatch import blocks as td
-        >>> compiler = td.Compiler.create(td.Map(td.Scalar()) >> td.Sum())
+        >>> compiler = td.Compiler(td.Map(td.Scalar()) >> td.Sum())
         >>> loader = DataLoader([[1.0, 2.0], [3.0]], batch_size=2, collate_fn=compiler.collate)
         >>> [compiler(batch).output.tolist() for batch in loader]
         [[3.0, 3.0]]
     """
 
     def __init__(
-        self,
-        tracer: Tracer,
-        policy: str | Policy = "depth",
-        merge_equal: bool = True,
-        max_depth: int | None = None,
+        self, tracer: Tracer, policy: str | Policy = "depth", max_depth: int | None = None
     ) -> None:
         # This raises an error if the name is unknown.
         policy_of(policy)
-        self.tracer, self.policy = tracer, policy
-        self.merge_equal, self.max_depth = merge_equal, max_depth
+        self.tracer, self.policy, self.max_depth = tracer, policy, max_depth
 
     def __call__(self, examples: Iterable[Any]) -> Steps:
         """Return the schedule of some examples, recorded or not, with the labels of metrics."""
@@ -347,42 +339,9 @@ class Collater:
                 what, where = "Compiler: an example is deeper than max_depth", f"example {number}"
                 expected = f"at most {self.max_depth} calls one after another"
                 raise mismatch(AssertionError, what, expected, depth, where=where)
-        steps = schedule_recordings(recordings, self.policy, merge_equal=self.merge_equal)
+        steps = schedule_recordings(recordings, self.policy)
         labels = {
             name: [label for one in recordings for label in one.result[name]]
             for name in source.metric_types
         }
         return replace(steps, result=labels, model=source.fingerprint)
-
-
-def pool_of(tracer: Tracer, processes: int | None) -> Any:
-    """Start processes that hold a tracer."""
-    method = "spawn"
-    try:
-        pickle.dumps(tracer)
-    except (pickle.PicklingError, AttributeError, TypeError) as error:
-        method = "fork"
-        if method not in multiprocessing.get_all_start_methods():
-            what = "Compiler.multiprocessing_pool: a function cannot be sent to other processes"
-            hint = "a def at the top of a module instead of a lambda or an inner function"
-            expected = "host functions that can be pickled"
-            raise mismatch(TypeError, what, expected, str(error), hint=hint) from error
-    return multiprocessing.get_context(method).Pool(processes, _set_tracer, (tracer,))
-
-
-def traced_in(pool: Any, examples: Iterable[Any], chunk_size: int, ordered: bool) -> Iterator[Any]:
-    """Trace examples in a pool, in their order or as they are finished."""
-    trace = pool.imap if ordered else pool.imap_unordered
-    return trace(_trace, enumerate(examples), chunk_size)
-
-
-_worker: list[Tracer] = []
-
-
-def _set_tracer(tracer: Tracer) -> None:
-    _worker[:] = [tracer]
-
-
-def _trace(numbered: tuple[int, Any]) -> Recording:
-    number, example = numbered
-    return _worker[0](example, number)
