@@ -13,10 +13,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from pyg_dynbatch.autobatch.digest import digest
 from pyg_dynbatch.autobatch.lazy import Lazy, unseen
 from pyg_dynbatch.autobatch.recorder import Snapshot
 from pyg_dynbatch.core.errors import mismatch
-from pyg_dynbatch.core.fingerprint import digest
 from pyg_dynbatch.core.listing import NeedsPython
 from pyg_dynbatch.core.operation import HOOKS
 

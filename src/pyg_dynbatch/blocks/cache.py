@@ -1,46 +1,44 @@
 """Keep traced examples in memory or in a file, for all epochs and all runs."""
 
-import warnings
-from ast import literal_eval
 from collections.abc import Sequence
-from hashlib import sha256
-from io import BytesIO
-from itertools import count
+from functools import partial
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from pyg_dynbatch.blocks.code import CompiledSource
 from pyg_dynbatch.blocks.tracing import Tracer
-from pyg_dynbatch.core.errors import mismatch, mismatch_text
-from pyg_dynbatch.core.fingerprint import digest
+from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.core.recording import Recording
-from pyg_dynbatch.files import atomic_file
+from pyg_dynbatch.files import write_atomically
 
 
 class TracedExamples:
     """A data set of traced examples, for a loader whose ``collate_fn`` is a compiler's.
 
+    A file that exists is read, and is refused unless the operations of the model with their types,
+    the version of this package and the number of examples are those it was written with. Delete it
+    when anything else changes: the examples, or functions of yours and what they read.
+
     Args:
         tracer: Of a compiler.
         examples: The examples.
-        path: A file to keep them. It is used again as long as the model, the host functions
-            with all globals, closures and attributes they read, and the number of examples are
-            the same; different examples need a different file, and so do changed files that
-            functions read. Reading it runs no code. A corrupt file, or one of something else,
-            is renamed to ``*.corrupt`` and written anew, with a warning.
+        path: A file to keep them, written by ``torch.save``. Labels of metrics must then be plain
+            values, or containers of them.
 
     Raises:
-        TypeError: If there is a path, and a host function reads what cannot be compared between
-            runs, such as an open file; or if the label of a metric is not a plain value.
+        ValueError: If the file is that of another model, version or number of examples.
 
     Example:
         >>> from torch.utils.data import DataLoader
         >>> from pyg_dynbatch import blocks as td
         >>> compiler = td.Compiler(td.Map(td.Scalar()) >> td.Sum())
-        >>> kept = td.TracedExamples(compiler.tracer, [[1.0, 2.0], [3.0]])
-        >>> loader = DataLoader(kept, batch_size=2, collate_fn=compiler.collate)
+        >>> traced = td.TracedExamples(compiler.tracer, [[1.0, 2.0], [3.0]])
+        >>> loader = DataLoader(traced, batch_size=2, collate_fn=compiler.collate)
         >>> [compiler(batch).output.tolist() for batch in loader]
         [[3.0, 3.0]]
     """
@@ -48,104 +46,83 @@ class TracedExamples:
     def __init__(
         self, tracer: Tracer, examples: Sequence[Any], path: str | Path | None = None
     ) -> None:
-        file, source, found = path and Path(path), tracer.source, None
-        if file:
-            # Before tracing, in which a function may change what it reads.
-            key = source.fingerprint, digest(source.names), len(examples)
-            found = _read(file, key, source)
-        if found is None:
-            found = list(map(tracer, examples, count()))
-            if file:
-                _write(file, key, found)
-        self._traced = found
+        if path is not None and Path(path).exists():
+            self._recordings = _read(Path(path), tracer.source, len(examples))
+            return
+        self._recordings = [tracer(example, number) for number, example in enumerate(examples)]
+        if path is not None:
+            content = _content(self._recordings, tracer.source)
+            write_atomically(path, partial(torch.save, content))
 
     def __len__(self) -> int:
-        return len(self._traced)
+        return len(self._recordings)
 
     def __getitem__(self, number: int) -> Recording:
         """Return one traced example."""
-        return self._traced[number]
+        return self._recordings[number]
 
 
-_MAGIC = b"pyg_dynbatch traced examples, sha256 "
+# The file. A column holds what all examples have of one kind, one after another, and how much each
+# of them has.
 
 
-def _read(file: Path, key: tuple[str, str, int], source: CompiledSource) -> list[Recording] | None:
-    if not file.exists():
-        return None
-    raw = memoryview(file.read_bytes())
-    start = len(_MAGIC) + sha256().digest_size
-    if raw[:start] != _MAGIC + sha256(raw[start:]).digest():
-        # Kept, since it may hold something else.
-        kept = file.replace(f"{file}.corrupt")
-        what = "TracedExamples: the file is corrupt; the examples are traced again"
-        expected, got = "bytes that match the checksum", f"other bytes, moved to {kept.name}"
-        warnings.warn(mismatch_text(what, expected, got, where=file), stacklevel=3)
-        return None
-    with np.load(BytesIO(raw[start:]), allow_pickle=False) as arrays:
-        found_key, names, labels = literal_eval(str(arrays["text"]))
-        if found_key != key:
-            return None
-        columns = [
-            np.split(arrays[f"rows{n}"], arrays[f"counts{n}"].cumsum()[:-1])
-            for n in range(len(names))
-        ]
-    fields = [
-        {name: rows for name, rows in zip(names, parts, strict=True) if len(rows)}
-        for parts in zip(*columns, strict=True)
+def _content(recordings: Sequence[Recording], source: CompiledSource) -> dict[str, Any]:
+    """Convert recordings to what ``torch.load`` reads without running code."""
+    sites = dict.fromkeys(site for each in recordings for site in each.data)
+    names = dict.fromkeys(name for each in recordings for name in each.outputs)
+    row_types = source.table.row_types
+    return {
+        "model": source.fingerprint,
+        "code": _column([each.code for each in recordings]),
+        "data": {site: _column([_constants(each, site) for each in recordings]) for site in sites},
+        "inputs": [[each.num_inputs.get(kind, 0) for kind in row_types] for each in recordings],
+        "outputs": {n: _column([each.outputs.get(n) for each in recordings]) for n in names},
+        "labels": [each.result for each in recordings],
+    }
+
+
+def _constants(recording: Recording, site: int) -> np.ndarray | None:
+    return recording.constants_of(site)[0] if site in recording.data else None
+
+
+def _column(parts: Sequence[np.ndarray | None]) -> tuple[Tensor, list[int]]:
+    counts = [0 if part is None else len(part) for part in parts]
+    present = [part for part in parts if part is not None]
+    rows = np.concatenate(present) if present else np.zeros(0, np.int32)
+    return torch.from_numpy(rows), counts
+
+
+def _parts_of(column: tuple[Tensor, list[int]]) -> list[np.ndarray]:
+    rows, counts = column
+    whole = rows.numpy()
+    return [whole[end - count : end] for count, end in zip(counts, accumulate(counts), strict=True)]
+
+
+def _read(path: Path, source: CompiledSource, num_examples: int) -> list[Recording]:
+    try:
+        content = torch.load(path, weights_only=True)
+        model, labels = content["model"], content["labels"]
+    except Exception as error:
+        error.add_note(f"  where:    {path}")
+        raise
+    if (model, len(labels)) != (source.fingerprint, num_examples):
+        what = "TracedExamples: the file is of another model, version or number of examples"
+        expected = f"model {source.fingerprint}, {num_examples} examples"
+        got = f"model {model}, {len(labels)} examples"
+        raise mismatch(ValueError, what, expected, got, where=path, hint="delete it")
+    recordings = [
+        Recording(source.table, code, model=model, result=own)
+        for code, own in zip(_parts_of(content["code"]), labels, strict=True)
     ]
-    return [_recording(one, labels.get(n, {}), source) for n, one in enumerate(fields)]
-
-
-def _recording(
-    fields: dict[Any, np.ndarray], labels: dict[str, Any], source: CompiledSource
-) -> Recording:
-    """Create an example from arrays that are named by field, by call site or by output."""
-    code, inputs = fields.pop("code"), fields.pop("inputs", np.zeros(0, np.int64)).tolist()
-    data: Any = {name: [(rows,)] for name, rows in fields.items() if isinstance(name, int)}
-    num_inputs = {kind: n for kind, n in zip(source.table.row_types, inputs, strict=False) if n}
-    outputs = {name: rows for name, rows in fields.items() if isinstance(name, str)}
-    sizes = {name: len(outputs.get(f"metric:{name}", ())) for name in source.metric_types}
-    without = {name: [None] * size for name, size in sizes.items()}
-    more: Any = {"model": source.fingerprint, "result": without | labels}
-    return Recording(source.table, code, data, num_inputs, outputs, **more)
-
-
-def _fields(recording: Recording) -> dict[Any, np.ndarray]:
-    data = {site: recording.constants_of(site)[0] for site in recording.data}
-    inputs = [recording.num_inputs.get(row_type, 0) for row_type in recording.sites.row_types]
-    more = {"inputs": np.array(inputs)} if recording.num_inputs else {}
-    return {"code": recording.code, **more, **data, **recording.outputs}
-
-
-def _write(file: Path, key: tuple[str, str, int], traced: list[Recording]) -> None:
-    """Write arrays and plain values atomically."""
-    fields = list(map(_fields, traced))
-    names = list(dict.fromkeys(name for one in fields for name in one))
-    arrays: dict[str, Any] = {}
-    for n, name in enumerate(names):
-        arrays[f"rows{n}"] = np.concatenate([one[name] for one in fields if name in one])
-        arrays[f"counts{n}"] = np.array([len(one.get(name, ())) for one in fields])
-    labels = {n: found for n, one in enumerate(traced) if (found := _plain_labels(one, n))}
-    body = BytesIO()
-    np.savez(body, text=np.array(repr((key, names, labels))), **arrays)
-    with atomic_file(file, "wb") as stream:
-        stream.write(_MAGIC + sha256(body.getbuffer()).digest())
-        stream.write(body.getbuffer())
-
-
-def _plain_labels(recording: Recording, number: int) -> dict[str, list[Any]]:
-    """The labels of each metric that has any; raise an error if they are not plain values."""
-    known = recording.result.items()
-    given = {n: own for n, own in known if any(label is not None for label in own)}
-    for name, labels in given.items():
-        try:
-            is_plain = literal_eval(repr(labels)) == labels
-        except (ValueError, SyntaxError):
-            is_plain = False
-        if not is_plain:
-            what = f"TracedExamples: a label of metric {name!r} cannot be kept in a file"
-            expected = "None, numbers, strings, or tuples, lists and dicts of them"
-            where, hint = f"example {number}", "a plain label, or path=None"
-            raise mismatch(TypeError, what, expected, repr(labels)[:200], where=where, hint=hint)
-    return given
+    for site, column in content["data"].items():
+        for recording, rows in zip(recordings, _parts_of(column), strict=True):
+            if len(rows):
+                recording.data[site] = [(rows,)]
+    for name, column in content["outputs"].items():
+        for recording, values in zip(recordings, _parts_of(column), strict=True):
+            if len(values):
+                recording.outputs[name] = values
+    for recording, counts in zip(recordings, content["inputs"], strict=True):
+        pairs = zip(source.table.row_types, counts, strict=True)
+        recording.num_inputs.update((row_type, rows) for row_type, rows in pairs if rows)
+    return recordings

@@ -38,10 +38,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, partial
+from hashlib import sha256
 from itertools import repeat
 from types import GeneratorType
 from typing import Any, NamedTuple
 
+import pyg_dynbatch
 from pyg_dynbatch.blocks.block import Block
 from pyg_dynbatch.blocks.types import (
     BroadcastSequenceType,
@@ -50,7 +52,6 @@ from pyg_dynbatch.blocks.types import (
     TensorType,
     TupleType,
 )
-from pyg_dynbatch.core.fingerprint import digest
 from pyg_dynbatch.core.operation import Operations, Ragged, Signature
 from pyg_dynbatch.core.recording import CALL, CONSTANT, INPUT, Site, Sites
 from pyg_dynbatch.core.types import RowType
@@ -95,7 +96,6 @@ class CompiledSource:
     sites: tuple[CallSite, ...]
     metric_types: dict[str, TensorType]
     result_type: ResultType
-    host: str = ""  # digest of the host objects, as they were when the model was compiled
 
     @cached_property
     def table(self) -> Sites:
@@ -104,10 +104,9 @@ class CompiledSource:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Digest of structure and host objects: without parameters, the same in every process."""
-        sites = [(repr(site._replace(table=None)), site.table) for site in self.sites]
-        types = repr((self.metric_types, self.result_type))
-        return digest([self.source, types, self.host, *sites])[:16]
+        """A hash of the table of sites and of the types of results; the same in every process."""
+        facts = pyg_dynbatch.__version__, self.table, self.metric_types, self.result_type
+        return sha256(repr(facts).encode()).hexdigest()[:16]
 
 
 # Python allows at most 20 nested loops and 100 indentations.

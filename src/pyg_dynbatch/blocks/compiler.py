@@ -26,7 +26,6 @@ from pyg_dynbatch.blocks.types import (
     repeated,
 )
 from pyg_dynbatch.core.engine import Engine
-from pyg_dynbatch.core.fingerprint import digest
 from pyg_dynbatch.core.operation import Operations
 from pyg_dynbatch.core.policy import Policy
 from pyg_dynbatch.core.scheduling import schedule_recordings
@@ -73,8 +72,6 @@ class Compiler(nn.Module):
         self.root: Block = convert_to_block(root_block_like)
         self.tracer: Tracer = compile_block(self.root, operations)
         _check_root(self.root, self.tracer)
-        # Now, since functions may change what they read; and once, for all worker processes.
-        self.tracer.source.host = digest(self.tracer.source.names, strict=False)
         self.collate: Collater = Collater(self.tracer, policy, max_depth)
         self.engine: Engine = Engine(operations)
 
