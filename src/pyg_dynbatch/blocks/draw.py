@@ -8,6 +8,7 @@ from pyg_dynbatch.blocks.code import CompiledSource
 from pyg_dynbatch.core.operation import Ragged
 from pyg_dynbatch.core.recording import INPUT, Recording, records_of
 from pyg_dynbatch.core.steps import Steps
+from pyg_dynbatch.core.types import RowType
 
 
 def drawing_of(block: Block) -> str:
@@ -24,49 +25,27 @@ def drawing_of(block: Block) -> str:
         │  └─ Scalar: object -> float32[]
         └─ Sum: [float32[]] -> float32[]
     """
-    lines, left = [], [(block, "", "")]
-    while left:
-        one, first, rest = left.pop()
-        key = one.parent._key_of(one) if one.parent is not None else ""
-        declared = f" = {one._declaration._label()}" if one._declaration is not None else ""
-        types = ["?" if kind is None else str(kind) for kind in (one.input_type, one.output_type)]
-        label = f"{key} {one._label()}{declared}".strip()
-        lines.append(f"{first}{label}: {' -> '.join(types)}")
+    lines = []
+    waiting = [(block, "", "")]  # each with what is in front of its line, and of those below
+    while waiting:
+        shown, front, below = waiting.pop()
+        lines.append(f"{front}{_label_of(shown)}: {_types_of(shown)}")
         bend, line = "└─ ", "   "
-        for child in reversed(one.children):
-            left.append((child, rest + bend, rest + line))
+        for child in reversed(shown.children):
+            waiting.append((child, below + bend, below + line))
             bend, line = "├─ ", "│  "
     return "\n".join(lines)
 
 
-def explained(source: CompiledSource, recording: Recording) -> list[str]:
-    """List the calls of a recorded example; see :meth:`Compiler.explain`."""
-    text, lines, constants = dict[int, str](), list[str](), Counter[int]()
-    records = list(records_of(recording.sites, recording.code))
-    used = {value for record in records for values in record.arguments for value in values}
-    used.update(*(values.tolist() for values in recording.outputs.values()))
-    for begin, number, arguments, _ in records:
-        kind, results, signature = recording.sites[number]
-        if signature is None:
-            if kind == INPUT:
-                text[begin] = f"row {arguments[0][0]}"
-            else:
-                row = recording.constants_of(number)[0][constants[number]].tolist()
-                constants[number] += 1
-                text[begin] = str(row) if len(str(row)) <= 20 else f"{str(row)[:17]}..."
-            continue
-        if not arguments and begin not in used:
-            continue
-        name = f"call {len(lines)}"
-        for slot in range(len(results)):
-            text[begin + slot] = name + (f".{slot}" if len(results) > 1 else "")
-        texts = [
-            f"[{', '.join(map(text.get, values))}]"  # type: ignore[arg-type]
-            if isinstance(wanted, Ragged) else text[values[0]]
-            for wanted, values in zip(signature.inputs, arguments, strict=True)
-        ]  # fmt: skip
-        lines.append(f"{name}: {signature.name}({', '.join(texts)})  {source.sites[number].path}")
-    return lines
+def _label_of(block: Block) -> str:
+    key = block.parent._key_of(block) if block.parent is not None else ""
+    declared = f" = {block._declaration._label()}" if block._declaration is not None else ""
+    return f"{key} {block._label()}{declared}".strip()
+
+
+def _types_of(block: Block) -> str:
+    kinds = (block.input_type, block.output_type)
+    return " -> ".join("?" if kind is None else str(kind) for kind in kinds)
 
 
 def schedule_text(schedule: Steps, width: int = 40) -> str:
@@ -82,10 +61,46 @@ def schedule_text(schedule: Steps, width: int = 40) -> str:
         >>> print(schedule_text(compiler.collate([[1.0, 2.0], [3.0, 4.0]])))
         step 0  sum  ████████████████████████████████████████ 2
     """
-    names = list(map(schedule.name_of, schedule.steps))
-    sizes: Sequence[int] = [step.size for step in schedule.steps]
-    longest, most = max(map(len, names), default=0), max(sizes, default=1)
+    names = [schedule.name_of(step) for step in schedule.steps]
+    sizes = [step.size for step in schedule.steps]
+    longest_name = max(map(len, names), default=0)
+    largest = max(sizes, default=1)
     return "\n".join(
-        f"step {number}  {name:<{longest}}  {'█' * max(1, width * size // most)} {size}"
+        f"step {number}  {name:<{longest_name}}  {'█' * max(1, width * size // largest)} {size}"
         for number, (name, size) in enumerate(zip(names, sizes, strict=True))
     )
+
+
+def explained(source: CompiledSource, recording: Recording) -> list[str]:
+    """List the calls of a recorded example; see :meth:`Compiler.explain`."""
+    lines: list[str] = []
+    name_of: dict[int, str] = {}  # of each value
+    constants_seen = Counter[int]()  # of each site
+    records = list(records_of(recording.sites, recording.code))
+    values_read = {value for record in records for own in record.arguments for value in own}
+    values_read.update(*(values.tolist() for values in recording.outputs.values()))
+    for begin, number, arguments, _ in records:
+        kind, results, signature = recording.sites[number]
+        if kind == INPUT:
+            name_of[begin] = f"row {arguments[0][0]}"
+        elif signature is None:
+            row = recording.constants_of(number)[0][constants_seen[number]]
+            name_of[begin] = _shortened(str(row.tolist()))
+            constants_seen[number] += 1
+        elif arguments or begin in values_read:
+            name = f"call {len(lines)}"
+            for slot in range(len(results)):
+                name_of[begin + slot] = f"{name}.{slot}" if len(results) > 1 else name
+            pairs = zip(signature.inputs, arguments, strict=True)
+            texts = ", ".join(_argument_text(wanted, own, name_of) for wanted, own in pairs)
+            lines.append(f"{name}: {signature.name}({texts})  {source.sites[number].path}")
+    return lines
+
+
+def _argument_text(kind: RowType | Ragged, values: Sequence[int], name_of: dict[int, str]) -> str:
+    names = [name_of[value] for value in values]
+    return f"[{', '.join(names)}]" if isinstance(kind, Ragged) else names[0]
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= 20 else f"{text[:17]}..."

@@ -1,6 +1,6 @@
 """Turn examples into integers that name their calls, and merge those of a mini-batch."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
 from typing import Any, NoReturn
@@ -23,123 +23,10 @@ from pyg_dynbatch.core.policy import Policy, policy_of
 from pyg_dynbatch.core.recording import INPUT, Recording
 from pyg_dynbatch.core.scheduling import schedule_recordings
 from pyg_dynbatch.core.steps import Steps
-from pyg_dynbatch.core.types import RowType, constant_dtype, overflowing_value, range_of
 from pyg_dynbatch.core.types import TensorType as RowTensorType
-
-
-def check_model(source: CompiledSource, model: str, what: str) -> None:
-    """Raise an error for recordings of a different model."""
-    if model != source.fingerprint:
-        names = ", ".join(signature.name for signature in source.table.signatures) or "none"
-        expected = f"a recording by this model, {source.fingerprint} (operations: {names})"
-        what, got = f"Compiler: {what} of a different model", f"a recording by model {model}"
-        raise mismatch(ValueError, what, expected, got, hint="record the examples again")
-
-
-# Kinds of numbers (numpy's letters) that each kind can hold.
-_KINDS = {"f": "fiub", "i": "iub", "c": "cfiub"}
-# What strings are parsed as.
-_WIDEST = {"f": np.float64, "i": np.int64, "c": np.complex128}
-_NOT_A_NUMBER = (ValueError, TypeError, RuntimeError, OverflowError)
-
-
-def _rows_of(site: CallSite, items: Sequence[Any]) -> np.ndarray:
-    """Stack the constants of one site; raise an error for an invalid shape or dtype."""
-    wanted: Any = site.site.results[0]
-    if site.table is not None:
-        rows: np.ndarray = site.table[np.asarray(items, dtype=np.int64)]
-        return rows
-    kind: type[Exception] | None = None
-    try:
-        rows = _stacked(items, wanted)
-        if rows.shape[1:] != wanted.shape:
-            kind = ValueError
-        elif rows.dtype.kind not in _KINDS[_kind(wanted)]:
-            kind = TypeError
-    except _NOT_A_NUMBER as reason:
-        kind, got = TypeError, f"{items[0]!r}: {reason}"
-    else:
-        if kind is not None:
-            got = f"{rows.dtype}[{', '.join(map(str, rows.shape[1:]))}], {items[0]!r}"
-    if kind is not None:
-        # The message is about the first of several items that does not fit.
-        for item in items if len(items) > 1 else ():
-            _rows_of(site, [item])
-        what = "dtype differs" if kind is TypeError else "shape differs"
-        got = got if len(got) < 200 else got[:200] + " …"
-        raise TraceError(kind, what, str(wanted), got, site.path)
-    dtype = wanted.dtype or torch.float32
-    if (wrong := overflowing_value(rows, dtype)) is not None:
-        what, expected = "a number is out of range", f"{wanted}, {range_of(dtype)}"
-        raise TraceError(ValueError, what, expected, wrong, site.path)
-    if site.bound is not None:
-        size, path = site.bound
-        if (wrong := rows[(rows < 0) | (rows >= size)]).size:
-            what, expected = "the index of a vector is out of range", f"from 0 to {size - 1}"
-            raise TraceError(IndexError, what, expected, wrong[0], path)
-    return rows.astype(constant_dtype(rows.dtype, dtype), copy=False)
-
-
-def _kind(wanted: RowTensorType) -> str:
-    if wanted.dtype is None or wanted.dtype.is_complex:
-        return "c"
-    return "f" if wanted.dtype.is_floating_point else "i"
-
-
-def _stacked(items: Any, wanted: RowTensorType) -> np.ndarray:
-    """One array of all items; strings are parsed as numbers, and whole floats are integers."""
-    if isinstance(items[0], torch.Tensor):
-        rows = torch.stack([torch.as_tensor(item).detach() for item in items]).cpu()
-        items = (rows.float() if rows.dtype == torch.bfloat16 else rows).numpy()
-    if _is_masked(items):
-        raise TypeError("a masked array has missing entries")
-    found, kind = np.asarray(items), _kind(wanted)
-    if found.dtype.kind == "U":
-        # One by one, since numpy converts numbers to strings if there is a string among them.
-        more = len(items) > 1
-        parts = [_stacked([item], wanted) for item in items] if more else []
-        if more:
-            return np.concatenate(parts)
-        parsed: np.ndarray = found.astype(_WIDEST[kind])
-        if (
-            kind != "i"
-            and (np.isinf(parsed) & (np.char.find(np.char.lower(found), "inf") < 0)).any()
-        ):
-            raise OverflowError("a number is out of range")
-        return parsed
-    if found.dtype.kind == "f" and kind == "i":
-        with np.errstate(invalid="ignore"):
-            # From the items, since large integers among floats have lost digits by now.
-            whole = np.asarray(items, np.int64)
-        return whole if (whole == found).all() else found
-    return found
-
-
-_SCALARS = {int, float, bool, str}
-
-
-def _is_masked(value: Any) -> bool:
-    """Whether entries are missing, which numpy would replace by what is in memory."""
-    if isinstance(value, np.ma.MaskedArray):
-        return bool(np.ma.is_masked(value))
-    is_nested = isinstance(value, list | tuple) and not set(map(type, value)) <= _SCALARS
-    return is_nested and any(map(_is_masked, value))
-
-
-def _num_rows(site: CallSite, items: Sequence[Any]) -> int:
-    """Check the external rows that are named; return the least number of rows of the example."""
-    most = 0
-    for item in items:
-        row, rows = item if isinstance(item, tuple) else (item, item + 1)
-        if not 0 <= row < rows:
-            what, expected = "the row does not exist", f"a row from 0 to {rows - 1}"
-            raise TraceError(IndexError, what, expected, row, site.path)
-        most = max(most, rows)
-    return most
-
+from pyg_dynbatch.core.types import constant_dtype, overflowing_value, range_of
 
 _FILENAME = "<blocks>"
-_Arrays = tuple[np.ndarray, dict[int, np.ndarray], dict[RowType, int]]  # code, data, inputs
 
 
 class Tracer:
@@ -158,10 +45,10 @@ class Tracer:
     """
 
     def __init__(self, source: CompiledSource) -> None:
-        self.source = source
         names = dict(source.names)
         exec(compile(source.source, _FILENAME, "exec"), names)  # noqa: S102 - our own text
-        self._begin = names["begin"]
+        self.source = source
+        self._begin: Callable[[], Any] = names["begin"]
 
     def __call__(
         self, example: Any, number: int | None = None, max_depth: int | None = None
@@ -175,12 +62,14 @@ class Tracer:
         """Record the calls of one example; also return the output, with numbers of values."""
         source = self.source
         code, data, metrics, labels, root, cut = self._begin()
-        recording = Recording(source.table, np.zeros(0, np.int32), model=source.fingerprint)
-        recording.result = labels
-        codes: list[np.ndarray] = []
+        recording = Recording(
+            source.table, np.zeros(0, np.int32), model=source.fingerprint, result=labels
+        )
+        pieces: list[np.ndarray] = []
 
         def pack() -> None:
-            codes.append(self._packed(code, data, recording))
+            pieces.append(np.array(code, dtype=np.int32))
+            self._add_data(recording, data)
             cut()
 
         try:
@@ -192,28 +81,27 @@ class Tracer:
                     outputs.setdefault(name, []).append(value)
             outputs |= {f"metric:{name}": rows for name, rows in metrics.items() if rows}
         except Exception as error:
-            self._explain(error, number)
-        recording.code = np.concatenate(codes)
-        recording.outputs = {name: np.array(each, np.int32) for name, each in outputs.items()}
+            self._raise_with_place(error, number)
+        recording.code = np.concatenate(pieces)
+        recording.outputs = {name: np.array(own, np.int32) for name, own in outputs.items()}
         return recording, result
 
-    def _packed(
-        self, code: list[int], data: dict[int, list[Any]], recording: Recording
-    ) -> np.ndarray:
-        """Add the constants and inputs that were read to a recording; return the code."""
+    def _add_data(self, recording: Recording, data: dict[int, list[Any]]) -> None:
+        """Add the constants, and the numbers of inputs, that were read at each site."""
         for number, items in data.items():
+            if not items:
+                continue
             site = self.source.sites[number]
             row_type = site.site.results[0]
-            if items and site.site.kind == INPUT:
+            if site.site.kind == INPUT:
                 least = recording.num_inputs.get(row_type, 0)
                 recording.num_inputs[row_type] = max(least, _num_rows(site, items))
-            elif items:
-                recording.data.setdefault(number, []).append((_rows_of(site, items),))
-        return np.array(code, dtype=np.int32)
+            else:
+                recording.data.setdefault(number, []).append((_constants(site, items),))
 
-    def _explain(self, error: Exception, number: int | None) -> NoReturn:
-        """Raise the error again, with the block and the example."""
-        path, users_own = self._origin(error)
+    def _raise_with_place(self, error: Exception, number: int | None) -> NoReturn:
+        """Raise an error again, with the block and the example."""
+        path, is_users_own = self._origin(error)
         if isinstance(error, TraceError):
             path = error.path or path
         where = f"block {path}" if number is None else f"example {number}, block {path}"
@@ -221,16 +109,18 @@ class Tracer:
         if isinstance(error, TraceError):
             facts = f"{label}: {error.what}", error.expected, error.got
             raise mismatch(error.kind, *facts, where=where) from error.__cause__
-        if users_own or not isinstance(error, KeyError | IndexError | TypeError | ValueError):
+        if is_users_own or not isinstance(error, KeyError | IndexError | TypeError | ValueError):
             error.add_note(f"  where:    {where}")
             raise error
         kind = UnknownKey if isinstance(error, KeyError) else type(error)
-        what, got = f"{label}: the input does not fit", f"{type(error).__name__}: {error}"
+        what = f"{label}: the input does not fit"
+        got = f"{type(error).__name__}: {error}"
         raise mismatch(kind, what, "an input of the stated form", got, where=where) from error
 
     def _origin(self, error: BaseException) -> tuple[str, bool]:
         """Path of the block that failed, and whether the user's function did."""
-        trace, line = error.__traceback__, 0
+        trace = error.__traceback__
+        line = 0
         while trace is not None:
             if trace.tb_frame.f_code.co_filename == _FILENAME:
                 line = trace.tb_lineno
@@ -245,19 +135,53 @@ class Tracer:
         return f"Tracer({len(self.source.origin)} lines, {operations} operations)"
 
 
-def named_terminals(result_type: ResultType, result: Any) -> list[tuple[str, Any]]:
-    """List the terminals in the root's output with the outputs they belong to; "" for objects."""
-    found: list[tuple[str, Any]] = []
-    numbers = count()
+class Collater:
+    """Trace examples and merge them into a mini-batch; the ``collate_fn`` of a loader.
 
-    def add(terminal: ResultType, value: Any) -> None:
-        name = ""
-        if isinstance(terminal, TensorType):
-            name = f"output_{next(numbers)}" if result_type.size else f"output:{terminal}"
-        found.append((name, value))
+    Args:
+        tracer: From a compiler.
+        policy: ``"depth"``, ``"agenda"``, a ``LearnedPolicy`` or a function.
+        max_depth: Raise an ``AssertionError`` for examples with more calls one after another. An
+            example nested ten times as deep in declared blocks is not traced to its end.
 
-    result_type.for_each_terminal(add, result)
-    return found
+    Example:
+        >>> from torch.utils.data import DataLoader
+        >>> from pyg_dynbatch import blocks as td
+        >>> compiler = td.Compiler(td.Map(td.Scalar()) >> td.Sum())
+        >>> loader = DataLoader([[1.0, 2.0], [3.0]], batch_size=2, collate_fn=compiler.collate)
+        >>> [compiler(batch).output.tolist() for batch in loader]
+        [[3.0, 3.0]]
+    """
+
+    def __init__(
+        self, tracer: Tracer, policy: str | Policy = "depth", max_depth: int | None = None
+    ) -> None:
+        policy_of(policy)  # an error if the name is unknown
+        self.tracer = tracer
+        self.policy = policy
+        self.max_depth = max_depth
+
+    def __call__(self, examples: Iterable[Any]) -> Steps:
+        """Return the schedule of some examples, recorded or not, with the labels of metrics."""
+        source = self.tracer.source
+        recordings = [
+            one if isinstance(one, Recording) else self.tracer(one, number, self.max_depth)
+            for number, one in enumerate(_listed(examples))
+        ]
+        if not recordings:
+            raise mismatch(ValueError, "Compiler: the list of examples is empty", "at least one", 0)
+        for number, recording in enumerate(recordings):
+            check_model(source, recording.model, f"example {number} is a recording")
+            if self.max_depth is not None and (depth := recording.depth) > self.max_depth:
+                what = "Compiler: an example is deeper than max_depth"
+                expected = f"at most {self.max_depth} calls one after another"
+                raise mismatch(AssertionError, what, expected, depth, where=f"example {number}")
+        steps = schedule_recordings(recordings, self.policy)
+        labels = {
+            name: [label for recording in recordings for label in recording.result[name]]
+            for name in source.metric_types
+        }
+        return replace(steps, result=labels, model=source.fingerprint)
 
 
 @dataclass(frozen=True, eq=False)
@@ -289,59 +213,147 @@ class BlockResult:
         return [tensor for tensor in flattened(self.output) if tensor is not None]
 
 
-def list_of_examples(examples: Any) -> list[Any]:
-    """List any iterable of examples."""
+def named_terminals(result_type: ResultType, result: Any) -> list[tuple[str, Any]]:
+    """List the terminals in the root's output with the outputs they belong to; "" for objects."""
+    terminals: list[tuple[str, Any]] = []
+    numbers = count()
+
+    def add(terminal: ResultType, value: Any) -> None:
+        name = ""
+        if isinstance(terminal, TensorType):
+            name = f"output_{next(numbers)}" if result_type.size else f"output:{terminal}"
+        terminals.append((name, value))
+
+    result_type.for_each_terminal(add, result)
+    return terminals
+
+
+# Constants ----------------------------------------------------------------------------------------
+
+# Kinds of numbers (numpy's letters) that each kind can hold.
+_KINDS = {"f": "fiub", "i": "iub", "c": "cfiub"}
+# What strings are parsed as.
+_WIDEST = {"f": np.float64, "i": np.int64, "c": np.complex128}
+_NOT_A_NUMBER = (ValueError, TypeError, RuntimeError, OverflowError)
+_SCALARS = {int, float, bool, str}
+
+
+def _constants(site: CallSite, items: Sequence[Any]) -> np.ndarray:
+    """Stack the constants of one site; raise an error for an invalid shape or dtype."""
+    if site.table is not None:
+        chosen: np.ndarray = site.table[np.asarray(items, dtype=np.int64)]
+        return chosen
+    row_type: Any = site.site.results[0]
+    try:
+        rows = _stacked(items, row_type)
+    except _NOT_A_NUMBER as reason:
+        _refuse(site, items, TypeError, f"{items[0]!r}: {reason}")
+    if rows.shape[1:] != row_type.shape:
+        _refuse(site, items, ValueError, _described(rows, items))
+    if rows.dtype.kind not in _KINDS[_kind(row_type)]:
+        _refuse(site, items, TypeError, _described(rows, items))
+    dtype = row_type.dtype or torch.float32
+    if (wrong := overflowing_value(rows, dtype)) is not None:
+        what, expected = "a number is out of range", f"{row_type}, {range_of(dtype)}"
+        raise TraceError(ValueError, what, expected, wrong, site.path)
+    if site.bound is not None:
+        size, path = site.bound
+        if (beyond := rows[(rows < 0) | (rows >= size)]).size:
+            what, expected = "the index of a vector is out of range", f"from 0 to {size - 1}"
+            raise TraceError(IndexError, what, expected, beyond[0], path)
+    return rows.astype(constant_dtype(rows.dtype, dtype), copy=False)
+
+
+def _refuse(site: CallSite, items: Sequence[Any], kind: type[Exception], got: str) -> NoReturn:
+    """Raise an error about the first of several items that does not fit."""
+    if len(items) > 1:
+        for item in items:
+            _constants(site, [item])
+    what = "dtype differs" if kind is TypeError else "shape differs"
+    shortened = got if len(got) < 200 else got[:200] + " …"
+    raise TraceError(kind, what, str(site.site.results[0]), shortened, site.path)
+
+
+def _described(rows: np.ndarray, items: Sequence[Any]) -> str:
+    return f"{rows.dtype}[{', '.join(map(str, rows.shape[1:]))}], {items[0]!r}"
+
+
+def _kind(row_type: RowTensorType) -> str:
+    if row_type.dtype is None or row_type.dtype.is_complex:
+        return "c"
+    return "f" if row_type.dtype.is_floating_point else "i"
+
+
+def _stacked(items: Any, row_type: RowTensorType) -> np.ndarray:
+    """One array of all items; strings are parsed as numbers, and whole floats are integers."""
+    if isinstance(items[0], torch.Tensor):
+        tensors = torch.stack([torch.as_tensor(item).detach() for item in items]).cpu()
+        items = (tensors.float() if tensors.dtype == torch.bfloat16 else tensors).numpy()
+    if _is_masked(items):
+        raise TypeError("a masked array has missing entries")
+    rows = np.asarray(items)
+    kind = _kind(row_type)
+    if rows.dtype.kind == "U":
+        if len(items) == 1:
+            return _parsed(rows, kind)
+        # One by one, since numpy converts numbers to strings if there is a string among them.
+        return np.concatenate([_stacked([item], row_type) for item in items])
+    if rows.dtype.kind == "f" and kind == "i":
+        with np.errstate(invalid="ignore"):
+            # From the items, since large integers among floats have lost digits by now.
+            whole = np.asarray(items, np.int64)
+        return whole if (whole == rows).all() else rows
+    return rows
+
+
+def _parsed(texts: np.ndarray, kind: str) -> np.ndarray:
+    """Parse strings as numbers."""
+    numbers: np.ndarray = texts.astype(_WIDEST[kind])
+    if kind != "i":
+        is_infinity = np.char.find(np.char.lower(texts), "inf") >= 0
+        if (np.isinf(numbers) & ~is_infinity).any():
+            raise OverflowError("a number is out of range")
+    return numbers
+
+
+def _is_masked(value: Any) -> bool:
+    """Whether entries are missing, which numpy would replace by what is in memory."""
+    if isinstance(value, np.ma.MaskedArray):
+        return bool(np.ma.is_masked(value))
+    is_nested = isinstance(value, list | tuple) and not set(map(type, value)) <= _SCALARS
+    return is_nested and any(map(_is_masked, value))
+
+
+def _num_rows(site: CallSite, items: Sequence[Any]) -> int:
+    """Check the external rows that are named; return the least number of rows of the example."""
+    most = 0
+    for item in items:
+        row, rows = item if isinstance(item, tuple) else (item, item + 1)
+        if not 0 <= row < rows:
+            what, expected = "the row does not exist", f"a row from 0 to {rows - 1}"
+            raise TraceError(IndexError, what, expected, row, site.path)
+        most = max(most, rows)
+    return most
+
+
+# Checks -------------------------------------------------------------------------------------------
+
+
+def check_model(source: CompiledSource, model: str, what: str) -> None:
+    """Raise an error for recordings of a different model."""
+    if model != source.fingerprint:
+        names = ", ".join(signature.name for signature in source.table.signatures) or "none"
+        problem = f"Compiler: {what} of a different model"
+        expected = f"a recording by this model, {source.fingerprint} (operations: {names})"
+        got = f"a recording by model {model}"
+        raise mismatch(ValueError, problem, expected, got, hint="record the examples again")
+
+
+def _listed(examples: Any) -> list[Any]:
     try:
         return list(examples)
     except TypeError as error:
-        what, got = "Compiler: the examples cannot be iterated over", type(examples).__name__
+        what = "Compiler: the examples cannot be iterated over"
+        got = type(examples).__name__
         hint = "[example], if this is a single one"
         raise mismatch(TypeError, what, "a list of examples", got, hint=hint) from error
-
-
-class Collater:
-    """Trace examples and merge them into a mini-batch; the ``collate_fn`` of a loader.
-
-    Args:
-        tracer: From a compiler.
-        policy: ``"depth"``, ``"agenda"``, a ``LearnedPolicy`` or a function.
-        max_depth: Raise an ``AssertionError`` for examples with more calls one after another. An
-            example nested ten times as deep in declared blocks is not traced to its end.
-
-    Example:
-        >>> from torch.utils.data import DataLoader
-        >>> from pyg_dynbatch import blocks as td
-        >>> compiler = td.Compiler(td.Map(td.Scalar()) >> td.Sum())
-        >>> loader = DataLoader([[1.0, 2.0], [3.0]], batch_size=2, collate_fn=compiler.collate)
-        >>> [compiler(batch).output.tolist() for batch in loader]
-        [[3.0, 3.0]]
-    """
-
-    def __init__(
-        self, tracer: Tracer, policy: str | Policy = "depth", max_depth: int | None = None
-    ) -> None:
-        # This raises an error if the name is unknown.
-        policy_of(policy)
-        self.tracer, self.policy, self.max_depth = tracer, policy, max_depth
-
-    def __call__(self, examples: Iterable[Any]) -> Steps:
-        """Return the schedule of some examples, recorded or not, with the labels of metrics."""
-        source = self.tracer.source
-        recordings = [
-            one if isinstance(one, Recording) else self.tracer(one, number, self.max_depth)
-            for number, one in enumerate(list_of_examples(examples))
-        ]
-        if not recordings:
-            raise mismatch(ValueError, "Compiler: the list of examples is empty", "at least one", 0)
-        for number, one in enumerate(recordings):
-            check_model(source, one.model, f"example {number} is a recording")
-            if self.max_depth is not None and (depth := one.depth) > self.max_depth:
-                what, where = "Compiler: an example is deeper than max_depth", f"example {number}"
-                expected = f"at most {self.max_depth} calls one after another"
-                raise mismatch(AssertionError, what, expected, depth, where=where)
-        steps = schedule_recordings(recordings, self.policy)
-        labels = {
-            name: [label for one in recordings for label in one.result[name]]
-            for name in source.metric_types
-        }
-        return replace(steps, result=labels, model=source.fingerprint)
