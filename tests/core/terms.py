@@ -27,9 +27,7 @@ class Terms:
         return [self("constant", row_type, repr(row)) for row in rows]
 
 
-def recorded(
-    terms: Terms, recordings: Sequence[Recording], merge_equal: bool
-) -> tuple[Calls, Outputs]:
+def recorded(terms: Terms, recordings: Sequence[Recording]) -> tuple[Calls, Outputs]:
     """Return how often each call is made, and the term and the example of each output row."""
     calls, outputs = Calls(), Outputs()
     first_input: Counter[Any] = Counter()
@@ -57,7 +55,7 @@ def recorded(
                 flat, call = [each for own in reads for each in own], call_of(called, reads)
                 made = [terms(call, number) for number in range(len(results))]
                 value.update(enumerate(made, record.begin))
-                is_merged = merge_equal and not called.random and fixed.issuperset(flat)
+                is_merged = not called.random and fixed.issuperset(flat)
                 if not reads or is_merged:
                     fixed.update(made)
                 if not reads:

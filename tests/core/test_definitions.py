@@ -101,10 +101,10 @@ def schedules(seed: int, calls: int = 8) -> list[tuple[Steps, int]]:
     """Schedule random recordings in C and by definition, which does not fuse calls."""
     draw, found = random.Random(seed), []
     recordings = random_recordings(draw, calls)
-    policy, merge_equal = draw.choice(["depth", "agenda"]), draw.random() < 0.8
+    policy = draw.choice(["depth", "agenda"])
     for extension in (native.extension, lambda: None):
         with mock.patch.object(scheduling, "extension", extension), unfused():
-            steps = scheduling.schedule_recordings(recordings, policy, merge_equal=merge_equal)
+            steps = scheduling.schedule_recordings(recordings, policy)
         found.append((steps, steps.merged_calls))
     return found
 

@@ -225,9 +225,8 @@ def check_terms(seeds: range) -> None:
     for seed in seeds:
         draw, terms = random.Random(seed), Terms()
         recordings = random_recordings(draw, 2 + seed % 25)
-        policy, merge_equal = draw.choice(["depth", "agenda"]), draw.random() < 0.8
-        steps = schedule_recordings(recordings, policy, merge_equal=merge_equal)
-        assert computed(terms, steps) == recorded(terms, recordings, merge_equal), seed
+        steps = schedule_recordings(recordings, draw.choice(["depth", "agenda"]))
+        assert computed(terms, steps) == recorded(terms, recordings), seed
 
 
 def test_steps_compute_what_was_recorded() -> None:
@@ -243,7 +242,7 @@ def test_steps_compute_what_was_recorded_in_many_programs() -> None:
 
 def test_terms_notice_other_rows() -> None:
     recordings, terms = random_recordings(random.Random(0), 25), Terms()
-    steps, expected = schedule_recordings(recordings), recorded(terms, recordings, True)
+    steps, expected = schedule_recordings(recordings), recorded(terms, recordings)
     assert computed(terms, steps) == expected
     gathers = [a for step in steps.steps for a in step.arguments if a.start < 0]
     rows = gathers[0].rows_in(steps.index)  # a view, of at least two different rows

@@ -182,5 +182,4 @@ def test_equal_ragged_calls_are_made_once_and_others_apart() -> None:
     engine, recordings = Engine(operations), [recording, recording]
     stats = schedule_recordings(recordings).stats()
     assert (stats.merged_calls, stats.rows) == (4, 4)
-    assert schedule_recordings(recordings, merge_equal=False).stats().merged_calls == 0
     assert engine(schedule_recordings(recordings))["output"].tolist() == [-1.0, 3.0, -3.0, 1.0] * 2

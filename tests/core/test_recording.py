@@ -164,11 +164,10 @@ def test_calls_without_arguments_add_no_depth() -> None:
     assert only.depth == 0
 
 
-def test_equal_calls_are_merged_unless_told_otherwise() -> None:
+def test_equal_calls_are_merged() -> None:
     language = Vectors()
     recordings = [recorded(language, 1)] * 2
-    assert schedule_recordings(recordings).steps[0].size == 1
-    apart = schedule_recordings(recordings, merge_equal=False)
-    assert apart.steps[0].size == 2
-    found = language.engine(apart)["output"]
+    steps = schedule_recordings(recordings)
+    assert steps.steps[0].size == 1
+    found = language.engine(steps)["output"]
     torch.testing.assert_close(found, run_one_by_one(language.engine, recordings)["output"])

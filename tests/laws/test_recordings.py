@@ -5,6 +5,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
+from itertools import count
 from typing import Any
 
 import pytest
@@ -193,9 +194,13 @@ class Choose(nn.Module):
         return x
 
 
+NUMBERS = count()
+
+
 def by_hand(calls: str) -> Recording:
     recording, pair = Recording(), TensorType((2,))
-    value = recording.constant(pair, [1.0, 1.0])
+    # Each with its own constant, as equal calls are merged.
+    value = recording.constant(pair, [1.0, float(next(NUMBERS))])
     for name in calls:
         value = recording.call(Signature(NAMES[name], (pair,), (pair,)), value)
     return recording
@@ -204,7 +209,7 @@ def by_hand(calls: str) -> Recording:
 @pytest.mark.parametrize("recorder", [by_hand, autobatch(Choose()).trace])
 @given(calls=st.lists(st.text("12", max_size=4), min_size=1, max_size=5))
 def test_every_call_is_scheduled_under_its_own_name(recorder: Any, calls: list[str]) -> None:
-    steps = schedule_recordings([recorder(each) for each in calls], merge_equal=False)
+    steps = schedule_recordings([recorder(each) for each in calls])
     found: Counter[str] = Counter()
     for step in steps.steps:
         for operation in steps.chain_of(step).operations:

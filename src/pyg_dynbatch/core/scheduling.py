@@ -26,16 +26,15 @@ from pyg_dynbatch.core.steps import BufferSpec, Chain, IndexSlice, Output, Step,
 from pyg_dynbatch.core.types import RowType, describe, parts_of
 
 
-def schedule_recordings(
-    recordings: Sequence[Recording], policy: str | Policy = "depth", *, merge_equal: bool = True
-) -> Steps:
+def schedule_recordings(recordings: Sequence[Recording], policy: str | Policy = "depth") -> Steps:
     """Merge the recorded calls of a mini-batch into batched steps.
+
+    Equal calls on equal constants are made only once.
 
     Args:
         recordings: One per example; empty ones are allowed.
         policy: ``"depth"``, ``"agenda"``, a :class:`LearnedPolicy`, or a function (see
             :mod:`pyg_dynbatch.core.policy`).
-        merge_equal: Whether equal calls on equal constants are made only once.
 
     Returns:
         The steps; outputs are in the order of ``recordings``.
@@ -62,7 +61,7 @@ def schedule_recordings(
     _check_size("rows", int(rows.max(initial=0)) + joined.code.size)
     values = Values(joined.code.size)
     plan = Plan(sites, joined.code, joined.begins, values, joined.outputs.values)
-    merged = plan.merge(constants, merge_equal)
+    merged = plan.merge(constants, merge_equal=True)
     wanted = np.zeros(joined.code.size, dtype=np.uint8)
     wanted[values.value[joined.outputs.values]] = 1
     plan.fuse(wanted)
