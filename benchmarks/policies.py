@@ -1,13 +1,11 @@
-"""Steps of every policy relative to the lower bound, on shapes whose operations alternate.
+"""Steps by depth and by agenda relative to the lower bound, on shapes whose operations alternate.
 
-Depth, agenda and a learned policy on chains, trees, lattices and typed trees, on mini-batches that
-the learned policy has not seen.
+Chains, trees, lattices and typed trees.
 """
 
 import random
 import statistics
 import sys
-import time
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -16,14 +14,15 @@ from typing import Any
 import torch
 
 from benchmarks import bench
-from pyg_dynbatch.core.learned_policy import LearnedPolicy
 from pyg_dynbatch.core.operation import Ragged, Signature
+from pyg_dynbatch.core.policy import Policy
 from pyg_dynbatch.core.recording import Recording, Value
 from pyg_dynbatch.core.scheduling import schedule_recordings
 from pyg_dynbatch.core.types import TensorType
 
 ROW = TensorType((1,))
 BOUND = "lower bound"
+POLICIES: tuple[Policy, ...] = ("depth", "agenda")
 
 
 def chain(generator: random.Random, length: int) -> Recording:
@@ -100,7 +99,6 @@ def add_options(parser: bench.Options) -> None:
     """Declare the options."""
     parser.choices("--shapes", SHAPES)
     parser.counts("--batch-sizes", [1, 8, 64])
-    parser.count("--fit", 4, "mini-batches to learn from (default: 4)")
     parser.common(batches=8, seed=0, repeats=3)
 
 
@@ -125,32 +123,24 @@ def run(options: Namespace, device: torch.device) -> list[bench.Record]:
 
 def _measure(options: Namespace, common: bench.Record) -> Iterator[bench.Record]:
     generator = random.Random(options.seed)
-    drawn = partial(draw_batches, common["case"], common["batch"], generator=generator)
-    first, later = drawn(batches=options.fit), drawn(batches=options.batches)
-    begin = time.perf_counter()
-    learned = LearnedPolicy().fit(first)
-    fitted = time.perf_counter() - begin
-    policies: dict[str, Any] = {"depth": "depth", "agenda": "agenda", "learned": learned}
-    contenders = {name: partial(_schedule, later, policy) for name, policy in policies.items()}
+    batches = draw_batches(common["case"], common["batch"], options.batches, generator)
+    contenders: bench.Contenders = {
+        policy: partial(_schedule, batches, policy) for policy in POLICIES
+    }
     rounds = bench.interleave(contenders, repeats=options.repeats, device=torch.device("cpu"))
-    for name, policy in policies.items():
-        own = common | {"fit_seconds": None, "frontiers": None}
-        if policy is learned:
-            own |= {"fit_seconds": fitted, "frontiers": len(learned.table)}
-        for data, batches in (("learned from", first), ("new", later)):
-            stats = [schedule_recordings(batch, policy).stats() for batch in batches]
-            mean = {
-                field: statistics.mean(getattr(each, field) for each in stats)
-                for field in ("steps", "lower_bound", "critical_path")
-            }
-            own |= mean | {"data": data, "batches": len(batches)}
-            new = data == "new"
-            seconds = bench.median_seconds(rounds[name], "schedule") / len(later) if new else None
-            ratio = mean["steps"] / mean["lower_bound"]
-            yield bench.make_record(own, name, "schedule", seconds, ratio, BOUND)
+    for policy in POLICIES:
+        stats = [schedule_recordings(batch, policy).stats() for batch in batches]
+        mean = {
+            field: statistics.mean(getattr(each, field) for each in stats)
+            for field in ("steps", "lower_bound", "critical_path")
+        }
+        own = common | mean | {"batches": len(batches)}
+        seconds = bench.median_seconds(rounds[policy], "schedule") / len(batches)
+        ratio = mean["steps"] / mean["lower_bound"]
+        yield bench.make_record(own, policy, "schedule", seconds, ratio, BOUND)
 
 
-def _schedule(batches: Sequence[Sequence[Recording]], policy: Any, lap: bench.Stopwatch) -> None:
+def _schedule(batches: Sequence[Sequence[Recording]], policy: Policy, lap: bench.Stopwatch) -> None:
     for batch in batches:
         schedule_recordings(batch, policy)
     lap("schedule")
@@ -163,21 +153,14 @@ def report(records: Sequence[bench.Record]) -> Iterator[str]:
         BOUND: bench.cell("lower_bound", form=".1f"),
         "steps": bench.cell("steps", form=".1f"),
         "steps / bound": bench.cell("ratio", form=".3f"),
-        "where learned": bench.cell("where learned", form=".3f"),
         "schedule ms": bench.cell("median_seconds", form=".1f", times=1e3),
-        "fit s": bench.cell("fit_seconds", form=".2f"),
     }
-    rows = [
-        new | {"where learned": first["ratio"]}
-        for first, new in bench.grouped(records, "case", "batch", "mode").values()
-    ]
-    yield bench.table("policies: new mini-batches", rows, columns)
+    yield bench.table("policies", list(records), columns)
 
 
 def panels(records: Sequence[bench.Record]) -> Iterator[bench.Panel]:
     """Draw the ratio of steps to the lower bound over the batch size, one panel per shape."""
-    new = [record for record in records if record["data"] == "new"]
-    for (shape,), mine in bench.grouped(new, "case").items():
+    for (shape,), mine in bench.grouped(records, "case").items():
         labels = ("batch", "steps / lower bound")
         yield bench.Panel(mine, "{mode}", "batch", "ratio", labels, log="x", title=shape)
 

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from pyg_dynbatch.core import (
-        DependencyGraph, Engine, LearnedPolicy, Levels, Operation, Operations, Recording, Ragged,
-        RaggedRows, Signature, Steps, TensorType, Value, agenda_policy, depth_policy,
-        keep_freed_memory, run_one_by_one, schedule_recordings, schedule_structure,
+        Engine, Levels, Operation, Operations, Ragged, RaggedRows, Recording, Signature, Steps,
+        TensorType, Value, keep_freed_memory, run_one_by_one, schedule_recordings,
+        schedule_structure,
     )
     from pyg_dynbatch.models import load
 
@@ -26,9 +26,8 @@ _NAMESPACES = (
 _MODULES = {name.partition(".")[0] for name in _NAMESPACES}
 
 __all__ = [
-    "DependencyGraph", "Engine", "LearnedPolicy", "Levels", "Operation", "Operations", "Recording",
-    "Ragged", "RaggedRows", "Signature", "Steps", "TensorType", "Value", "__version__",
-    "agenda_policy", "depth_policy", "keep_freed_memory", "load", "run_one_by_one",
+    "Engine", "Levels", "Operation", "Operations", "Ragged", "RaggedRows", "Recording", "Signature",
+    "Steps", "TensorType", "Value", "__version__", "keep_freed_memory", "load", "run_one_by_one",
     "schedule_recordings", "schedule_structure",
 ]
 

@@ -96,7 +96,7 @@ def test_table_aligns_numbers_to_the_right_and_leaves_out_empty_rows() -> None:
 
 def test_threads_are_restored() -> None:
     before = torch.get_num_threads()
-    few = "--shapes chain --batch-sizes 1 --fit 1 --batches 1 --threads 2"
+    few = "--shapes chain --batch-sizes 1 --batches 1 --threads 2"
     bench.main(policies, few.split())
     assert torch.get_num_threads() == before
 

@@ -53,7 +53,7 @@ SMOKE: dict[str, tuple[str, set[str]]] = {
         {"pyg_dynbatch", "recursive loop", "PyG level loop", "padded"},
     ),
     "policies": (
-        "--batch-sizes 3 --fit 1 --batches 2 --repeats 1 --shapes chain turns",
+        "--batch-sizes 3 --batches 2 --repeats 1 --shapes chain turns",
         {"depth", "agenda"},
     ),
     "scaling": (

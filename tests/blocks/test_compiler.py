@@ -3,7 +3,6 @@
 import pickle
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -11,7 +10,6 @@ from torch.utils.data import DataLoader
 from torch_geometric.data import Data
 
 from pyg_dynbatch import blocks as td
-from pyg_dynbatch.core.policy import DependencyGraph, depth_policy
 from tests.blocks.harness import add, is_list, numbers
 from tests.core.helpers import message
 
@@ -42,18 +40,6 @@ def test_module() -> None:
     assert torch.equal(again(TREES).output, result.output)
     assert model.double()(TREES).output.dtype is torch.float64
     assert "OneOf" in repr(model) and model.root.output_type == td.TensorType((3,))
-
-
-def test_policies_get_the_names_of_operations() -> None:
-    names: set[str] = set()
-
-    def policy(graph: DependencyGraph) -> np.ndarray:
-        names.update(graph.names)
-        return depth_policy(graph)
-
-    model = td.Compiler(sentence(), policy=policy)
-    assert model(TREES).output.size(0) == len(TREES)
-    assert {"embedding", "concat", "fc"} <= names
 
 
 def test_the_name_of_fold() -> None:

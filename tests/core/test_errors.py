@@ -12,9 +12,7 @@ import torch
 from torch import nn
 
 from pyg_dynbatch.core import (
-    DependencyGraph,
     Engine,
-    LearnedPolicy,
     Operation,
     Operations,
     Ragged,
@@ -22,13 +20,11 @@ from pyg_dynbatch.core import (
     Signature,
     TensorType,
     depth_of,
-    find_cycle,
     roots_of,
     slots_of,
 )
 from pyg_dynbatch.core.errors import mismatch_text
 from pyg_dynbatch.core.levels import schedule_structure
-from pyg_dynbatch.core.policy import order_calls, policy_of
 from pyg_dynbatch.core.scheduling import schedule_recordings
 from tests.core.helpers import (
     SCALAR,
@@ -123,16 +119,6 @@ def of_levels(edges: Any = EDGES, nodes: int = 4, **options: Any) -> Any:
     return schedule_structure(edges, nodes, **options)
 
 
-def by_policy(policy: Any) -> Any:
-    return schedule_recordings([chain_program(MIX, 3)], policy)
-
-
-def mixed_kinds() -> Any:
-    # Two kinds that feed each other are one group, so the function sees both.
-    graph = DependencyGraph(np.array([0, 1, 0, 1]), np.array([0, 1]), np.array([1, 2]))
-    return order_calls(graph, lambda g: np.array([0, 1, 2, 0]))
-
-
 def run(signature: Signature) -> Any:
     recording = Recording()
     (kind,) = signature.inputs
@@ -142,7 +128,6 @@ def run(signature: Signature) -> Any:
 
 BEYOND = "ValueError … Recording.constant: a number is beyond the range of its dtype … "
 FIELD = " has an invalid shape, dtype or value … "
-LEARNED = "ValueError … LearnedPolicy: not a saved table … "
 TWO_ARGUMENTS = {"arity": 1, "direction": "top_down", "child_slot": torch.zeros(4).long()}
 ERRORS: list[tuple[Callable[[], Any], str]] = [
     # Types and signatures.
@@ -164,7 +149,7 @@ ERRORS: list[tuple[Callable[[], Any], str]] = [
     ),
     (lambda: Engine([nn.Linear(3, 3)]), "TypeError … Engine: not Operations … list"),
     (
-        lambda: Engine(Operations())(by_policy("depth")),
+        lambda: Engine(Operations())(schedule_recordings([chain_program(MIX, 3)])),
         "LookupError … Engine: no operation is called 'mix' … one of none … "
         "mix(float32[3], float32[3]) -> float32[3]",
     ),
@@ -227,33 +212,16 @@ ERRORS: list[tuple[Callable[[], Any], str]] = [
     # Schedules and policies.
     (lambda: schedule_recordings([]),
      "ValueError … the list of recordings is empty … at least one recording"),
-    (lambda: scheduled(policy="widest"), "ValueError … unknown policy"),
-    (lambda: policy_of("widest"), "ValueError … schedule_recordings: unknown policy 'widest' … "
-     "'depth' or 'agenda'"),
+    (lambda: scheduled(policy="widest"), "ValueError … schedule_recordings: unknown policy "
+     "'widest' … 'depth' or 'agenda'"),
+    (lambda: scheduled(policy=lambda graph: graph), "ValueError … unknown policy"),
     (lambda: scheduled("output"), "TypeError … output 'output' has two types … float32[4]"),
     (lambda: scheduled("call"), "TypeError … two signatures are called 'mix' … "
      "take all signatures from one Operations object"),
-    *(
-        (partial(by_policy, policy), "ValueError … invalid steps of the policy … " + problem)
-        for policy, problem in (
-            (lambda graph: np.zeros(graph.num_calls, dtype=int), "not in a later step"),
-            (lambda graph: -np.arange(graph.num_calls), "not in a later step"),
-            (lambda graph: np.arange(2), "int64 array [2] for 3 calls"),
-            (lambda graph: np.arange(graph.num_calls) * 1.0, "float64 array [3] for 3 calls"))
-    ),
-    (mixed_kinds, "ValueError … call 3 in one step with a call of a different kind"),
-    *(
-        (partial(LearnedPolicy, table), LEARNED + problem) for table, problem in (
-            ({}, "KeyError"), ({"table": 3, "rule": "*nearest"}, "TypeError"),
-            ({"table": [[1]], "rule": "*nearest"}, "ValueError"),
-            ({"table": [], "rule": "widest"}, "neither a rule nor a kind"),
-            ({"table": [[["a"], [], "b"]], "rule": "*nearest"}, "neither a rule nor a kind"))
-    ),
-    (lambda: LearnedPolicy().fit([]), "ValueError … LearnedPolicy.fit: no batches"),
     # Structures.
     *(
         (partial(function, edges, 3), f"ValueError … {function.__name__}: {words}")
-        for function in (depth_of, slots_of, roots_of, find_cycle) for edges, words in (
+        for function in (depth_of, slots_of, roots_of) for edges, words in (
             (torch.tensor([[0, 1], [1, 7]]),
              "an edge has a node that does not exist … 0 to 2 … 1 -> 7 … edge 1"),
             (torch.tensor([[-1], [0]]), "an edge has … -1 -> 0"),

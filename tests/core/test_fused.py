@@ -195,18 +195,6 @@ def test_half_precision_within_a_step_is_that_of_written_rows() -> None:
     assert one["output"].equal(two["output"])
 
 
-def test_policies_see_fused_calls() -> None:
-    model, recording, seen = Model(), Recording(), []
-    recording.output(model.tree(recording, 5, random.Random(1)))
-
-    def policy(graph: Any) -> Any:
-        seen.append(graph.num_calls)
-        return list(range(graph.num_calls))
-
-    schedule = check(model, [recording], policy)
-    assert sum(seen) == len(schedule.steps) == recording.num_calls // 5
-
-
 def test_scalars_and_integers_are_passed_on() -> None:
     operations, index = Operations(), TensorType((), torch.int64)
     half = operations.add(lambda x: x // 2, [index], [index], name="half")

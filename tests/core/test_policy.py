@@ -1,7 +1,5 @@
 """Policies, on calls of which none are fused."""
 
-import json
-import pickle
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,19 +8,13 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from pyg_dynbatch.core import (
-    DependencyGraph,
-    Engine,
-    LearnedPolicy,
-    Operations,
-    Recording,
-    agenda_policy,
-    depth_policy,
-)
-from pyg_dynbatch.core.policy import POLICIES, order_calls, policy_of
+from pyg_dynbatch.core import Engine, Operations, Recording
+from pyg_dynbatch.core.policy import Policy, order_calls, steps_by_agenda, steps_by_depth
 from pyg_dynbatch.core.scheduling import schedule_recordings
-from tests.core.helpers import VECTOR, Vectors, constants, tree_program, unfused
-from tests.strategies import few
+from tests.core.helpers import VECTOR, Vectors, constants, unfused
+
+Arrays = tuple[np.ndarray, np.ndarray, np.ndarray]
+"""The kind of each call, the source and the target of each dependency."""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -32,8 +24,7 @@ def calls_are_not_fused() -> Iterator[None]:
 
 
 @st.composite
-def graphs(draw: st.DrawFn) -> tuple[np.ndarray, ...]:
-    """Draw the fields of a graph, not the graph: its type checks draw random numbers."""
+def graphs(draw: st.DrawFn) -> Arrays:
     calls = draw(st.integers(0, 30))
     kind = draw(st.lists(st.integers(0, 3), min_size=calls, max_size=calls))
     pairs = draw(
@@ -49,49 +40,35 @@ def graphs(draw: st.DrawFn) -> tuple[np.ndarray, ...]:
     return np.array(kind, dtype=np.int64), source, target
 
 
-def assert_valid(graph: DependencyGraph, step: np.ndarray) -> None:
-    assert step.shape == (graph.num_calls,)
-    assert (step[graph.source] < step[graph.target]).all()
+def assert_valid(graph: Arrays, step: np.ndarray) -> None:
+    kind, source, target = graph
+    assert step.shape == kind.shape
+    assert (step[source] < step[target]).all()
     for number in range(int(step.max(initial=-1)) + 1):
-        assert np.unique(graph.kind[step == number]).size == 1
+        assert np.unique(kind[step == number]).size == 1
 
 
-def longest_chain_of_each_kind(graph: DependencyGraph) -> int:
-    chains = np.zeros((graph.num_calls, 4), dtype=np.int64)
-    for call in range(graph.num_calls):
-        for source in graph.source[graph.target == call]:
-            chains[call] = np.maximum(chains[call], chains[source])
-        chains[call, graph.kind[call]] += 1
+def longest_chain_of_each_kind(graph: Arrays) -> int:
+    kind, source, target = graph
+    chains = np.zeros((kind.size, 4), dtype=np.int64)
+    for call in range(kind.size):
+        for before in source[target == call]:
+            chains[call] = np.maximum(chains[call], chains[before])
+        chains[call, kind[call]] += 1
     return int(chains.max(0, initial=0).sum())
 
 
-@pytest.mark.parametrize("policy", POLICIES)
-@given(fields=graphs())
-@example(fields=(np.zeros(0, dtype=np.int64),) * 3)
-def test_steps_are_valid_and_not_below_the_lower_bound(fields: Any, policy: str) -> None:
-    graph = DependencyGraph(*fields)
-    if not graph.num_calls:
-        assert POLICIES[policy](graph).size == 0
-        return
-    step = order_calls(graph, policy)
-    assert_valid(graph, step)
-    assert_valid(graph, POLICIES[policy](graph))
-    assert step.max() + 1 >= longest_chain_of_each_kind(graph)
-    assert (order_calls(graph, policy) == step).all()
-
-
-def test_policy_by_name_or_function() -> None:
-    assert policy_of("depth") is depth_policy
-    assert policy_of("agenda") is agenda_policy
-
-
-def test_a_function_as_policy() -> None:
-    vectors = Vectors()
-    recordings = [tree_program(vectors.mix, ((1, 2), (3, 4)))]
-    schedule = schedule_recordings(recordings, lambda graph: np.arange(graph.num_calls) * 10)
-    assert [step.size for step in schedule.steps] == [1, 1, 1]
-    wanted = vectors.engine(schedule_recordings(recordings))["output"]
-    assert vectors.engine(schedule)["output"].allclose(wanted)
+@given(graph=graphs())
+@example(graph=(np.zeros(0, dtype=np.int64),) * 3)
+def test_steps_are_valid_and_not_below_the_lower_bound(graph: Any) -> None:
+    by_depth, by_agenda = (order_calls(*graph, policy) for policy in ("depth", "agenda"))
+    bound = longest_chain_of_each_kind(graph)
+    for step in (by_depth, by_agenda):
+        assert_valid(graph, step)
+        assert step.max(initial=-1) + 1 >= bound
+    assert_valid(graph, steps_by_depth(*graph))
+    assert_valid(graph, steps_by_agenda(*graph))
+    assert by_agenda.max(initial=0) <= by_depth.max(initial=0)
 
 
 def typed_tree(vectors: Vectors, length: int) -> Recording:
@@ -106,8 +83,8 @@ def typed_tree(vectors: Vectors, length: int) -> Recording:
     return recording
 
 
-@pytest.mark.parametrize("policy", POLICIES)
-def test_a_classifier_on_every_node_runs_in_one_step(policy: str) -> None:
+@pytest.mark.parametrize("policy", ["depth", "agenda"])
+def test_a_classifier_on_every_node_runs_in_one_step(policy: Policy) -> None:
     vectors = Vectors()
     recordings = [typed_tree(vectors, length) for length in (1, 4, 2)]
     stats = schedule_recordings(recordings, policy).stats()
@@ -116,8 +93,8 @@ def test_a_classifier_on_every_node_runs_in_one_step(policy: str) -> None:
     assert stats.steps == stats.lower_bound == 4 + 4 + 1
 
 
-@pytest.mark.parametrize("policy", POLICIES)
-def test_an_embedding_runs_in_one_step_and_first(policy: str) -> None:
+@pytest.mark.parametrize("policy", ["depth", "agenda"])
+def test_an_embedding_runs_in_one_step_and_first(policy: Policy) -> None:
     vectors, operations = Vectors(), Operations()
     embed = operations.add(lambda x: x, [VECTOR], [VECTOR], name="embed")
     mix = operations.add(
@@ -148,7 +125,7 @@ def two_kind_program(vectors: Vectors, kinds: str) -> Recording:
     return recording
 
 
-def steps(recordings: list[Recording], policy: Any) -> int:
+def steps(recordings: list[Recording], policy: Policy) -> int:
     return len(schedule_recordings(recordings, policy).steps)
 
 
@@ -164,83 +141,3 @@ def test_agenda_can_be_strictly_better_than_depth() -> None:
         for policy in ("agenda", "depth")
     )
     assert found.allclose(wanted, atol=1e-6)
-
-
-VECTORS = Vectors()
-WORDS = st.lists(st.text("ms", min_size=1, max_size=8), min_size=1, max_size=4)
-
-
-def programs_of(words: list[str]) -> list[Recording]:
-    return [two_kind_program(VECTORS, word) for word in words]
-
-
-@given(graphs())
-@example((np.zeros(0, dtype=np.int64),) * 3)
-def test_steps_are_valid_and_between_the_bound_and_agenda(fields: Any) -> None:
-    graph = DependencyGraph(*fields)
-    policy = LearnedPolicy()
-    if not graph.num_calls:
-        assert policy(graph).size == 0
-        return
-    step = policy(graph)
-    assert_valid(graph, step)
-    assert longest_chain_of_each_kind(graph) <= step.max() + 1
-    assert step.max() <= min(agenda_policy(graph).max(), depth_policy(graph).max())
-    assert (policy(graph) == step).all()
-    assert_valid(graph, order_calls(graph, policy))
-
-
-@few(15)
-@given(WORDS, WORDS)
-def test_never_more_steps_than_depth_or_agenda(first: list[str], second: list[str]) -> None:
-    policy = LearnedPolicy().fit([programs_of(first)])
-    for words in (first, second):  # seen and unseen
-        recordings = programs_of(words)
-        stats = schedule_recordings(recordings, policy).stats()
-        best = min(steps(recordings, other) for other in ("depth", "agenda"))
-        assert stats.lower_bound <= stats.steps <= best
-
-
-def test_alternating_chains_reach_the_bound() -> None:
-    recordings = programs_of(["msmsms", "smsmsm"])
-    stats = schedule_recordings(recordings, LearnedPolicy().fit([recordings])).stats()
-    assert stats.steps == stats.lower_bound + 1 == 7
-    assert steps(recordings, "depth") == 12
-
-
-def test_the_search_saves_steps_where_no_rule_does() -> None:
-    rng = np.random.default_rng(8)
-    batches = [
-        programs_of(["".join(rng.choice(list("ms"), 14)) for _ in range(4)]) for _ in range(3)
-    ]
-    untrained, fitted = LearnedPolicy(), LearnedPolicy().fit(batches)
-    counts = [sum(steps(b, policy) for b in batches) for policy in (untrained, fitted)]
-    assert counts[1] < counts[0]
-    assert len(fitted.table) == 1
-
-
-def test_the_table_decides_whatever_the_numbers_of_the_kinds() -> None:
-    # Neither kind is free: each has a longest chain whose head waits for the other kind.
-    words = ["mmmsss", "sssmmm"]
-    for order in (words, words[::-1]):  # which kind is met first, so which is number 0
-        for name in ("mix", "squash"):
-            policy = LearnedPolicy({"table": [[["mix", "squash"], [], name]], "rule": "*nearest"})
-            schedule = schedule_recordings(programs_of(order), policy)
-            assert schedule.stats().operations[0] == name
-            assert len(schedule.steps) == 9
-
-
-def test_saved_and_pickled_policies_are_the_same() -> None:
-    fitted = LearnedPolicy().fit([programs_of(["msmsms", "smsmsm", "mmss"])])
-    assert fitted.table
-    assert LearnedPolicy(json.loads(json.dumps(fitted.to_dict()))) == fitted
-    assert pickle.loads(pickle.dumps(fitted)) == fitted
-    assert fitted != LearnedPolicy()
-    assert fitted != "depth"
-    assert repr(fitted) == f"LearnedPolicy({len(fitted.table)} frontiers)"
-
-
-def test_fitting_twice_gives_the_same() -> None:
-    words = [["msmsms", "smsmsm"], ["mmsms", "ssmms", "m"]]
-    first, second = (LearnedPolicy().fit([programs_of(w) for w in words]) for _ in range(2))
-    assert first == second

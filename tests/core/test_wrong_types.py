@@ -9,22 +9,17 @@ import torch
 
 from pyg_dynbatch.blocks import Compiler, Map, Mean, Scalar, Sum
 from pyg_dynbatch.core import (
-    DependencyGraph,
     Engine,
-    LearnedPolicy,
     Operations,
     Ragged,
     Recording,
     Signature,
     TensorType,
-    agenda_policy,
-    depth_policy,
     run_one_by_one,
     schedule_recordings,
     schedule_structure,
 )
 from pyg_dynbatch.core.errors import Mismatch
-from pyg_dynbatch.core.policy import order_calls
 from tests.core.helpers import as_users_run_it
 
 SCALAR, VECTOR = TensorType(()), TensorType((2,))
@@ -45,11 +40,6 @@ def one(model: str = "") -> Recording:
     recording = Recording(model=model)
     recording.output(recording.constant(SCALAR, 1.0))
     return recording
-
-
-def cyclic(policy: Callable[[DependencyGraph], Any]) -> Callable[[], Any]:
-    kind, source, target = np.array([0, 1, 0]), np.array([0, 1, 1]), np.array([1, 0, 2])
-    return lambda: policy(DependencyGraph(kind, source, target, ("a", "b")))
 
 
 CASES: dict[str, tuple[Callable[[], Any], str]] = {
@@ -102,14 +92,6 @@ CASES: dict[str, tuple[Callable[[], Any], str]] = {
         )
     },
     "policy": (lambda: schedule_recordings([one()], ["depth"]), "unknown policy"),
-    "depth, a cycle": (cyclic(depth_policy), "calls depend on each other"),
-    "agenda, a cycle": (cyclic(agenda_policy), "calls depend on each other"),
-    "learned, a cycle": (cyclic(LearnedPolicy()), "calls depend on each other"),
-    "order, a cycle": (cyclic(lambda graph: order_calls(graph, "agenda")), "calls depend on each"),
-    "calls that do not exist": (
-        lambda: agenda_policy(DependencyGraph(np.array([0]), np.array([0]), np.array([7]))),
-        "invalid dependencies",
-    ),
 }  # fmt: skip
 
 

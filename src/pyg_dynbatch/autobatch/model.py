@@ -38,7 +38,7 @@ from pyg_dynbatch.autobatch.tracing import (
 )
 from pyg_dynbatch.core.errors import Mismatch, describe_value, mismatch
 from pyg_dynbatch.core.listing import NeedsPython
-from pyg_dynbatch.core.policy import Policy
+from pyg_dynbatch.core.policy import Policy, checked_policy
 from pyg_dynbatch.core.recording import Recording
 
 # A model that makes new signatures all the time, such as x * y.item(), starts again from here on.
@@ -72,19 +72,19 @@ class AutoBatch(nn.Module):
     plain: nn.Module
     """The model for one example."""
 
-    policy: str | Policy
+    policy: Policy
     _local: local  # the tables of each thread
 
     emitted: dict[str, Emitted]
     """What :func:`emit` collected in the last call, by name."""
 
-    def __init__(self, module: nn.Module, policy: str | Policy = "depth") -> None:
+    def __init__(self, module: nn.Module, policy: Policy = "depth") -> None:
         super().__init__()
         if not isinstance(module, nn.Module) or isinstance(module, AutoBatch):
             what, got = "autobatch: not a module for one example", type(module).__name__
             raise mismatch(TypeError, what, "an nn.Module", got)
         # Past nn.Module.__setattr__: a submodule `plain` would change all names of parameters.
-        vars(self).update(plain=module, policy=policy, emitted={}, _local=local())
+        vars(self).update(plain=module, policy=checked_policy(policy), emitted={}, _local=local())
         # The very dictionaries of the module, so that both see every change.
         for name in ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"):
             vars(self)[name] = vars(module)[name]
@@ -265,13 +265,13 @@ def _code_of(part: nn.Module) -> tuple[Any, ...]:
     return id(part), part.training, forward, *part._forward_hooks, *part._forward_pre_hooks
 
 
-def autobatch(module: nn.Module, policy: str | Policy = "depth") -> AutoBatch:
+def autobatch(module: nn.Module, policy: Policy = "depth") -> AutoBatch:
     """Batch a model that is written for one example.
 
     Args:
         module: Its ``forward`` takes one example, any Python object, and computes with ordinary
             torch functions and modules, without a batch axis.
-        policy: Order of the batched calls: ``"depth"``, ``"agenda"`` or a function.
+        policy: Order of the batched calls: ``"depth"`` or ``"agenda"``.
 
     Returns:
         A module that takes a list of examples. It shares the parameters of ``module``.

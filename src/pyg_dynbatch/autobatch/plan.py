@@ -120,7 +120,7 @@ class Planner:
         return np.where(self.values.row[numbers] >= 0, -1, call)
 
     def parts(
-        self, policy: str | Policy, needed: Sequence[int] | None, wanted: Sequence[int] | None
+        self, policy: Policy, needed: Sequence[int] | None, wanted: Sequence[int] | None
     ) -> tuple[list[Part], np.ndarray]:
         """Schedule calls; the rows of their values are known afterwards.
 
@@ -164,7 +164,7 @@ class Planner:
 
     # Calls that the engine runs.
 
-    def _schedule(self, chosen: np.ndarray, policy: str | Policy) -> Steps:
+    def _schedule(self, chosen: np.ndarray, policy: Policy) -> Steps:
         everything = chosen.size == self.begin.size
         plan = self.plan if everything else self._merged(self.begin[chosen])
         outside, kept = np.ones(self.begin.size, dtype=bool), self.kept.copy()
@@ -172,7 +172,7 @@ class Planner:
         kept[self.read[outside[self.reader]]] = 1
         return self._steps(plan, policy, kept)
 
-    def _steps(self, plan: Plan, policy: str | Policy, kept: np.ndarray) -> Steps:
+    def _steps(self, plan: Plan, policy: Policy, kept: np.ndarray) -> Steps:
         plan.fuse(kept, self.places)
         before = self.rows.tolist()
         steps, index = plan.schedule(policy, self.rows)

@@ -110,7 +110,7 @@ class Session(Recorder):
     """What made values that are no longer known, and how to avoid using them."""
 
     def __init__(
-        self, root: nn.Module, table: Table, tensors: dict[str, Tensor], policy: str | Policy
+        self, root: nn.Module, table: Table, tensors: dict[str, Tensor], policy: Policy
     ) -> None:
         is_autocast = torch._C._is_any_autocast_enabled()
         super().__init__(table.lookup, root, torch.is_grad_enabled(), is_autocast)

@@ -42,7 +42,7 @@ class Compiler(nn.Module):
     Args:
         root_block_like: What :func:`convert_to_block` takes.
         max_depth: Raise an error for examples with more calls one after another.
-        policy: Order of the steps: ``"depth"``, ``"agenda"``, a ``LearnedPolicy``, a function.
+        policy: Order of the steps: ``"depth"`` or ``"agenda"``.
 
     Attributes:
         root: The block.
@@ -65,7 +65,7 @@ class Compiler(nn.Module):
     """
 
     def __init__(
-        self, root_block_like: Any, max_depth: int | None = None, *, policy: str | Policy = "depth"
+        self, root_block_like: Any, max_depth: int | None = None, *, policy: Policy = "depth"
     ) -> None:
         super().__init__()
         operations = Operations()
@@ -77,7 +77,7 @@ class Compiler(nn.Module):
 
     @classmethod
     def create(
-        cls, root_block_like: Any, max_depth: int | None = None, *, policy: str | Policy = "depth"
+        cls, root_block_like: Any, max_depth: int | None = None, *, policy: Policy = "depth"
     ) -> "Compiler":
         """Compile a block: Fold's name of the constructor."""
         return cls(root_block_like, max_depth, policy=policy)

@@ -19,7 +19,7 @@ from pyg_dynbatch.blocks.code import (
 )
 from pyg_dynbatch.blocks.types import ResultType, TensorType
 from pyg_dynbatch.core.errors import mismatch
-from pyg_dynbatch.core.policy import Policy, policy_of
+from pyg_dynbatch.core.policy import Policy, checked_policy
 from pyg_dynbatch.core.recording import INPUT, Recording
 from pyg_dynbatch.core.scheduling import schedule_recordings
 from pyg_dynbatch.core.steps import Steps
@@ -140,7 +140,7 @@ class Collater:
 
     Args:
         tracer: From a compiler.
-        policy: ``"depth"``, ``"agenda"``, a ``LearnedPolicy`` or a function.
+        policy: Order of the steps: ``"depth"`` or ``"agenda"``.
         max_depth: Raise an ``AssertionError`` for examples with more calls one after another. An
             example nested ten times as deep in declared blocks is not traced to its end.
 
@@ -154,11 +154,10 @@ class Collater:
     """
 
     def __init__(
-        self, tracer: Tracer, policy: str | Policy = "depth", max_depth: int | None = None
+        self, tracer: Tracer, policy: Policy = "depth", max_depth: int | None = None
     ) -> None:
-        policy_of(policy)  # an error if the name is unknown
         self.tracer = tracer
-        self.policy = policy
+        self.policy = checked_policy(policy)
         self.max_depth = max_depth
 
     def __call__(self, examples: Iterable[Any]) -> Steps:
@@ -252,7 +251,7 @@ def _constants(site: CallSite, items: Sequence[Any]) -> np.ndarray:
         _refuse(site, items, ValueError, _described(rows, items))
     if rows.dtype.kind not in _KINDS[_kind(row_type)]:
         _refuse(site, items, TypeError, _described(rows, items))
-    dtype = row_type.dtype or torch.float32
+    dtype = row_type.dtype
     if (wrong := overflowing_value(rows, dtype)) is not None:
         what, expected = "a number is out of range", f"{row_type}, {range_of(dtype)}"
         raise TraceError(ValueError, what, expected, wrong, site.path)
@@ -279,7 +278,7 @@ def _described(rows: np.ndarray, items: Sequence[Any]) -> str:
 
 
 def _kind(row_type: RowTensorType) -> str:
-    if row_type.dtype is None or row_type.dtype.is_complex:
+    if row_type.dtype.is_complex:
         return "c"
     return "f" if row_type.dtype.is_floating_point else "i"
 

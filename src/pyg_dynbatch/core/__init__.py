@@ -4,21 +4,19 @@
 
 from pyg_dynbatch.core.engine import Engine
 from pyg_dynbatch.core.errors import mismatch
-from pyg_dynbatch.core.learned_policy import LearnedPolicy
 from pyg_dynbatch.core.levels import Levels, schedule_structure
 from pyg_dynbatch.core.native import keep_freed_memory
 from pyg_dynbatch.core.operation import Operation, Operations, Ragged, Signature
-from pyg_dynbatch.core.policy import DependencyGraph, agenda_policy, depth_policy
 from pyg_dynbatch.core.recording import Recording, Value
 from pyg_dynbatch.core.reference import run_one_by_one
 from pyg_dynbatch.core.scheduling import schedule_recordings
 from pyg_dynbatch.core.steps import ScheduleStats, Steps
-from pyg_dynbatch.core.structure import depth_of, find_cycle, roots_of, slots_of
+from pyg_dynbatch.core.structure import depth_of, roots_of, slots_of
 from pyg_dynbatch.core.types import RaggedRows, RowType, TensorType
 
 __all__ = [
-    "DependencyGraph", "Engine", "LearnedPolicy", "Operation", "Operations", "Levels", "Recording",
-    "Ragged", "RaggedRows", "RowType", "Steps", "ScheduleStats", "Signature", "TensorType", "Value",
-    "agenda_policy", "depth_of", "depth_policy", "find_cycle", "keep_freed_memory", "mismatch",
-    "schedule_recordings", "schedule_structure", "roots_of", "run_one_by_one", "slots_of",
+    "Engine", "Levels", "Operation", "Operations", "Ragged", "RaggedRows", "Recording", "RowType",
+    "ScheduleStats", "Signature", "Steps", "TensorType", "Value", "depth_of", "keep_freed_memory",
+    "mismatch", "roots_of", "run_one_by_one", "schedule_recordings", "schedule_structure",
+    "slots_of",
 ]

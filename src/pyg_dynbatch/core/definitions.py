@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from pyg_dynbatch.core.operation import Ragged
-from pyg_dynbatch.core.policy import DependencyGraph, agenda_policy, depth_policy, order_calls
+from pyg_dynbatch.core.policy import Policy, order_calls
 from pyg_dynbatch.core.recording import (
     CONSTANT,
     INPUT,
@@ -177,20 +177,14 @@ def order(
     read: Any, step: Any,
 ) -> int:  # fmt: skip
     """Assign calls to steps."""
-    graph = dependencies(calls, kind, row, call, first_read, read)
-    step[:calls] = order_calls(graph, agenda_policy if agenda else depth_policy)
-    return int(step[:calls].max(initial=-1)) + 1
-
-
-def dependencies(
-    calls: int, kind: Any, row: Any, call: Any, first_read: Any, read: Any, names: Any = ()
-) -> DependencyGraph:
-    """Return which calls read the results of which."""
     values = read[: first_read[calls]]
-    target = np.arange(calls).repeat(np.diff(first_read[: calls + 1]))
-    inner = row[values] < 0
-    kinds = kind[:calls].astype(np.int64)
-    return DependencyGraph(kinds, call[values[inner]].astype(np.int64), target[inner], names)
+    readers = np.arange(calls).repeat(np.diff(first_read[: calls + 1]))
+    is_result = row[values] < 0
+    source = call[values[is_result]].astype(np.int64)
+    target = readers[is_result]
+    policy: Policy = "agenda" if agenda else "depth"
+    step[:calls] = order_calls(kind[:calls].astype(np.int64), source, target, policy)
+    return int(step[:calls].max(initial=-1)) + 1
 
 
 def place(

@@ -12,7 +12,7 @@ import torch
 from pyg_dynbatch.core import definitions
 from pyg_dynbatch.core.errors import Mismatch, mismatch
 from pyg_dynbatch.core.native import extension
-from pyg_dynbatch.core.policy import Policy, order_calls, policy_of
+from pyg_dynbatch.core.policy import Policy, checked_policy
 from pyg_dynbatch.core.recording import (
     CONSTANT,
     Recording,
@@ -26,15 +26,14 @@ from pyg_dynbatch.core.steps import BufferSpec, Chain, IndexSlice, Output, Step,
 from pyg_dynbatch.core.types import RowType, describe, parts_of
 
 
-def schedule_recordings(recordings: Sequence[Recording], policy: str | Policy = "depth") -> Steps:
+def schedule_recordings(recordings: Sequence[Recording], policy: Policy = "depth") -> Steps:
     """Merge the recorded calls of a mini-batch into batched steps.
 
     Equal calls on equal constants are made only once.
 
     Args:
         recordings: One per example; empty ones are allowed.
-        policy: ``"depth"``, ``"agenda"``, a :class:`LearnedPolicy`, or a function (see
-            :mod:`pyg_dynbatch.core.policy`).
+        policy: Order of the steps: ``"depth"`` or ``"agenda"``.
 
     Returns:
         The steps; outputs are in the order of ``recordings``.
@@ -51,6 +50,7 @@ def schedule_recordings(recordings: Sequence[Recording], policy: str | Policy = 
         >>> schedule_recordings([recording, recording])
         Steps(2 examples, 1 steps, 1 rows)
     """
+    policy = checked_policy(policy)
     recordings = checked_recordings(recordings, "schedule_recordings")
     if not recordings:
         what = "schedule_recordings: the list of recordings is empty"
@@ -473,30 +473,19 @@ class Plan:
             made += sites.result_types[operation]
         return read, [made[number] for number in chain.outputs]
 
-    def schedule(
-        self, policy: str | Policy, rows: np.ndarray
-    ) -> tuple[tuple[Step, ...], np.ndarray]:
+    def schedule(self, policy: Policy, rows: np.ndarray) -> tuple[tuple[Step, ...], np.ndarray]:
         """Assign the calls to steps; return these, and the row numbers that they refer to.
 
         ``rows`` counts the rows of each row type, and becomes larger by those of the results.
         """
-        chosen, sites, values = policy_of(policy), self.sites, self.values
+        sites, values = self.sites, self.values
         kinds, kind = len(sites.signatures) + len(self.chains), self.kind[: self.calls]
         step = np.empty(self.calls, dtype=np.int32)
-        if isinstance(policy, str):
-            steps = self.native.order(
-                calls=self.calls, kinds=kinds, agenda=int(policy == "agenda"), kind=kind,
-                row=values.row, call=values.call, first_read=self.first_read,
-                read=self.read, step=step,
-            )  # fmt: skip
-        else:
-            names = tuple(signature.name for signature in sites.signatures)
-            joined = (map(names.__getitem__, chain.operations) for chain, _, _ in self.chains)
-            names += tuple(map("+".join, joined))
-            columns = kind, values.row, values.call, self.first_read, self.read
-            graph = definitions.dependencies(self.calls, *columns, names)
-            step[:] = order_calls(graph, chosen)
-            steps = int(step.max(initial=-1)) + 1
+        steps = self.native.order(
+            calls=self.calls, kinds=kinds, agenda=int(policy == "agenda"), kind=kind,
+            row=values.row, call=values.call, first_read=self.first_read, read=self.read,
+            step=step,
+        )  # fmt: skip
         index = np.empty(self.reads, dtype=np.int64)
         call = np.empty((steps, 2 + self.most_outputs), dtype=np.int64)
         read = [*sites.argument_types, *(types for _, types, _ in self.chains)]

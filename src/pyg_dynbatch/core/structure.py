@@ -24,7 +24,7 @@ def array_of(tensor: Tensor) -> np.ndarray:
     return tensor.detach().cpu().numpy()
 
 
-def input_mask(has_input: Any, where: str = "") -> Tensor | None:
+def input_mask(has_input: Any) -> Tensor | None:
     """Return which nodes read an input, as bool; of other numbers, integers 0 and 1 are a mask."""
     if has_input is None or (isinstance(has_input, Tensor) and has_input.dtype == torch.bool):
         return has_input
@@ -33,8 +33,8 @@ def input_mask(has_input: Any, where: str = "") -> Tensor | None:
         if np.isin(numbers, (0, 1)).all():
             return torch.from_numpy(numbers.astype(bool))
     expected = "a tensor of bool, or of the integers 0 and 1, one per node"
-    got, hint = describe_value(has_input), "has_input != 0"
-    raise mismatch(ValueError, "has_input is not a mask", expected, got, where=where, hint=hint)
+    got = describe_value(has_input)
+    raise mismatch(ValueError, "has_input is not a mask", expected, got, hint="has_input != 0")
 
 
 def checksum(field: Tensor | None) -> int | None:
@@ -69,7 +69,8 @@ class TopologicalOrder:
 def longest_paths(source: np.ndarray, target: np.ndarray, num_nodes: int) -> np.ndarray:
     """Return the longest path to each node from one without incoming edges; -1 after a cycle."""
     depth = np.full(num_nodes, -1, dtype=np.int64)
-    order, level = TopologicalOrder(source, target, num_nodes), 0
+    order = TopologicalOrder(source, target, num_nodes)
+    level = 0
     nodes = order.first()
     while nodes.size:
         depth[nodes] = level
@@ -81,16 +82,16 @@ def longest_paths(source: np.ndarray, target: np.ndarray, num_nodes: int) -> np.
 def checked_edges(edge_index: Tensor, num_nodes: int, name: str) -> tuple[np.ndarray, np.ndarray]:
     """Check shape, dtype and node numbers of edges; return their children and parents."""
     if edge_index.dim() != 2 or edge_index.size(0) != 2 or edge_index.dtype != torch.int64:
-        what, got = f"{name}: edge_index has an invalid shape or dtype", describe_value(edge_index)
-        wanted = "int64 tensor [2, edge], row 0 the children, row 1 the parents"
-        raise mismatch(ValueError, what, wanted, got)
+        problem = f"{name}: edge_index has an invalid shape or dtype"
+        expected = "int64 tensor [2, edge], row 0 the children, row 1 the parents"
+        raise mismatch(ValueError, problem, expected, describe_value(edge_index))
     edges = array_of(edge_index)
     # As unsigned integers, negative numbers are huge: one pass finds both kinds of errors.
     if edges.size and int(edges.view(np.uint64).max()) >= num_nodes:
         first = int(((edges < 0) | (edges >= num_nodes)).any(0).argmax())
-        what = f"{name}: an edge has a node that does not exist"
+        problem = f"{name}: an edge has a node that does not exist"
         got = f"{edges[0, first]} -> {edges[1, first]}"
-        raise mismatch(ValueError, what, f"0 to {num_nodes - 1}", got, where=f"edge {first}")
+        raise mismatch(ValueError, problem, f"0 to {num_nodes - 1}", got, where=f"edge {first}")
     return edges[0], edges[1]
 
 
@@ -101,8 +102,9 @@ def checked_depth(child: np.ndarray, parent: np.ndarray, num_nodes: int) -> np.n
         cycle = _cycle(child, parent, depth < 0)
         shown = " -> ".join(str(node) for node in [*cycle[:10], cycle[0]])
         got = shown if len(cycle) <= 10 else f"a cycle of {len(cycle)} nodes: {shown} …"
-        what, wanted = "depth_of: edge_index has a cycle", "edges from child to parent without any"
-        raise mismatch(ValueError, what, wanted, got, hint="remove one edge of the cycle")
+        problem = "depth_of: edge_index has a cycle"
+        expected = "edges from child to parent without any"
+        raise mismatch(ValueError, problem, expected, got, hint="remove one edge of the cycle")
     return depth
 
 
@@ -111,29 +113,14 @@ def _cycle(child: np.ndarray, parent: np.ndarray, stuck: np.ndarray) -> list[int
     # Each of them has a child that cannot be ordered either: a walk to the children must repeat.
     inside = stuck[child] & stuck[parent]
     some_child = dict(zip(parent[inside].tolist(), child[inside].tolist(), strict=True))
-    node, path = int(stuck.argmax()), dict[int, int]()
+    node = int(stuck.argmax())
+    path: dict[int, int] = {}
     while node not in path:
         path[node] = len(path)
         node = some_child[node]
     cycle = list(path)[path[node] :][::-1]
     smallest = cycle.index(min(cycle))
     return cycle[smallest:] + cycle[:smallest]
-
-
-def find_cycle(edge_index: Int[Tensor, "two edge"], num_nodes: int) -> list[int]:
-    """Return the nodes of one cycle in the order of its edges; an empty list if there is none.
-
-    Args:
-        edge_index: Edges, child to parent, ``[2, edge]``.
-        num_nodes: Number of nodes.
-
-    Example:
-        >>> find_cycle(torch.tensor([[0, 1], [1, 0]]), 2)
-        [0, 1]
-    """
-    child, parent = checked_edges(edge_index, num_nodes, "find_cycle")
-    stuck = longest_paths(child, parent, num_nodes) < 0
-    return _cycle(child, parent, stuck) if stuck.any() else []
 
 
 def depth_of(edge_index: Int[Tensor, "two edge"], num_nodes: int) -> Int[Tensor, " node"]:
