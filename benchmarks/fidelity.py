@@ -104,7 +104,9 @@ def run(options: Namespace, device: torch.device) -> list[bench.Record]:
         modes = (*options.modes, REFERENCE)
         runs = {mode: Training(start, mode, DTYPES[name], device) for mode in modes}
         for members in tqdm(drawn, f"fidelity: {name}", unit=" steps", disable=None):
-            batch = collate([trees[k] for k in members]).to(device)
+            batch = collate([trees[k] for k in members])
+            batch.steps = runs[REFERENCE].ways.steps_of(batch.schedule)
+            batch = batch.to(device)
             plain = [PlainTree.of(trees[k], device) for k in members]
             for training in runs.values():
                 training.step(batch, plain)

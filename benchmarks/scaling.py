@@ -18,9 +18,10 @@ from benchmarks import bench
 from benchmarks.trees import FOREST_SHAPES, Forest
 from pyg_dynbatch.core.engine import Engine
 from pyg_dynbatch.core.levels import schedule_structure
+from pyg_dynbatch.core.operation import Operations
 from pyg_dynbatch.core.recording import Recording
 from pyg_dynbatch.core.scheduling import schedule_recordings
-from pyg_dynbatch.core.types import TensorType
+from pyg_dynbatch.core.types import RowType, TensorType
 from pyg_dynbatch.nn.cell import run_levels
 from pyg_dynbatch.nn.recursive import NaryTreeLSTM
 from pyg_dynbatch.testing import recording_of_structure
@@ -51,7 +52,11 @@ class Ways:
     def __init__(self, layer: NaryTreeLSTM, forest: Forest, device: torch.device) -> None:
         self.layer, self.forest, self.device = layer, forest, device
         row = TensorType((layer.in_channels,), tag="input")
-        self.engine = Engine.of_cell(layer.cell, layer.cell.state_type, layer.arity, row)
+        state = layer.cell.state_type
+        operations = Operations()
+        inputs: list[RowType] = [row, state, state]
+        self.node = operations.add(layer.cell, inputs, [state], name="node", random=True)
+        self.engine = Engine(operations)
         self.edges = forest.all_edges()
         generator = torch.Generator().manual_seed(0)
         shape = (forest.nodes, layer.in_channels)
@@ -64,9 +69,8 @@ class Ways:
         if mode != "engine":
             return schedule_structure(self.edges, self.forest.nodes, arity=self.layer.arity)
         if not self.recordings:
-            signature = self.engine.operations["node"].signature
             tree = Data(edge_index=self.forest.edges, num_nodes=self.forest.tree_nodes)
-            self.recordings = [recording_of_structure(signature, tree)] * self.forest.trees
+            self.recordings = [recording_of_structure(self.node, tree)] * self.forest.trees
         return schedule_recordings(self.recordings)
 
     def forward(self, mode: str, schedule: Any) -> Tensor:

@@ -75,6 +75,7 @@ def _batches(
     device, collate = ways.model.classifier.weight.device, Collater(arity=2)
     for members in draw(len(trees), size, options.batches, options.seed):
         batch = collate([trees[k] for k in members])
+        batch.steps = ways.steps_of(batch.schedule)
         batch = batch.to(device)
         few = [PlainTree.of(trees[k], device) for k in members[: options.loop_trees]]
         # The work of a tree is proportional to its nodes.

@@ -14,6 +14,11 @@ from benchmarks import bench
 from benchmarks.trees import CLASSES, Shape
 from pyg_dynbatch.core.engine import Engine
 from pyg_dynbatch.core.errors import mismatch
+from pyg_dynbatch.core.levels import Levels
+from pyg_dynbatch.core.operation import Operations, Signature
+from pyg_dynbatch.core.recording import Recording
+from pyg_dynbatch.core.scheduling import schedule_recordings
+from pyg_dynbatch.core.steps import Steps
 from pyg_dynbatch.core.types import TensorType
 from pyg_dynbatch.kernels.linear import linear as nn_linear
 from pyg_dynbatch.nn.cell import NaryTreeLSTMCell, run_levels
@@ -94,11 +99,11 @@ class Leaf(nn.Module):
 
 
 class Pair(Leaf):
-    """Compute the states of phrases from those of their two parts, which come last."""
+    """Compute the states of phrases from those of their two parts."""
 
-    def forward(self, *given: Any) -> State:
-        """Compute batched rows; the input that the engine passes to a cell is ignored."""
-        return Weights.of(self.cell).join(*given[-2:], product=self.product)
+    def forward(self, left: State, right: State) -> State:  # type: ignore[override]
+        """Compute batched rows."""
+        return Weights.of(self.cell).join(left, right, product=self.product)
 
 
 def node_states(
@@ -155,20 +160,40 @@ class Ways:
     """Compute a classifier with a binary Tree-LSTM, without dropout, in several ways.
 
     ``fused`` is the model itself, which computes equal leaves once; ``unshared`` computes every
-    leaf; ``generic`` runs the cell level by level with ordinary autograd; ``engine`` runs two
-    modules as a user would write them, without layers of this package, and ``linear`` the same with
-    ``pyg_dynbatch.nn.linear``.
+    leaf; ``generic`` runs the cell level by level with ordinary autograd; ``engine`` runs recorded
+    calls of two modules as a user would write them, without layers of this package, and ``linear``
+    the same with ``pyg_dynbatch.nn.linear``; both read the ``steps`` of a batch.
     """
 
     def __init__(self, model: TreeClassifier, optimizer: torch.optim.Optimizer) -> None:
         self.model, self.optimizer = model, optimizer
         cell: Any = model.encoder.layer.cell
         row = TensorType((cell.in_channels,), tag="input")
-        self.engines = {
-            mode: Engine.of_cell(Pair(cell, f), cell.state_type, cell.arity, row, Leaf(cell, f))
-            for mode, f in (("engine", linear), ("linear", nn_linear))
-        }
+        state = cell.state_type
+        self.row = row
+        self.leaf = Signature("leaf", (row,), (state,), random=True)
+        self.node = Signature("node", (state, state), (state,), random=True)
+        self.engines: dict[str, Engine] = {}
+        for mode, product in (("engine", linear), ("linear", nn_linear)):
+            operations = Operations()
+            operations.add(Leaf(cell, product), [row], [state], name="leaf", random=True)
+            both = [state, state]
+            operations.add(Pair(cell, product), both, [state], name="node", random=True)
+            self.engines[mode] = Engine(operations)
         self.loss = nn.CrossEntropyLoss(ignore_index=-1, reduction="sum")
+
+    def steps_of(self, schedule: Levels) -> Steps:
+        """Record the calls of a mini-batch of binary trees whose leaves alone have inputs."""
+        recording = Recording()
+        states: list[Any] = [None]  # in level order, from 1
+        for number, (left, right) in enumerate(schedule.children.view(-1, 2).tolist()):
+            if left:
+                states.append(recording.call(self.node, states[left], states[right]))
+            else:
+                states.append(recording.call(self.leaf, recording.input(self.row, number)))
+        for row in schedule.row.tolist():
+            recording.output(states[row])
+        return schedule_recordings([recording])
 
     def logits(self, mode: str, batch: Any) -> Tensor:
         """Compute the logits of all nodes, ``[node, class]``."""
@@ -184,7 +209,7 @@ class Ways:
         if mode == "generic":
             hidden = run_levels(model.encoder.layer.cell, schedule, inputs)[0]
         else:
-            hidden = self.engines[mode](schedule, {"input": inputs})["node"][0]
+            hidden = self.engines[mode](batch.steps, {"input": inputs})["output"][0]
         return model.classifier(hidden)
 
     def train(self, mode: str, batch: Any, lap: bench.Stopwatch, infer: bool = False) -> None:
@@ -213,6 +238,7 @@ class Ways:
         """Compare logits and gradients of all modes with those of the loop over nodes."""
         device = self.model.classifier.weight.device
         batch = Collater(arity=2)(list(trees))
+        batch.steps = self.steps_of(batch.schedule)
         batch = batch.to(device)
         one_by_one = [node_by_node(self.model, PlainTree.of(tree, device)) for tree in trees]
 

@@ -7,7 +7,7 @@ children's sum is kept. It learns to count the marked leaves below every node of
 import torch
 from torch import nn
 
-from pyg_dynbatch import Engine, RaggedRows, TensorType, schedule_recordings, testing
+from pyg_dynbatch import RaggedRows, testing
 from pyg_dynbatch.data import DynTreeData
 from pyg_dynbatch.loader import DataLoader
 from pyg_dynbatch.nn import RecursiveCell, RecursiveLayer
@@ -58,14 +58,9 @@ torch.manual_seed(0)
 trees = [random_tree(int(torch.randint(2, 20, ()))) for _ in range(400)]
 cell = GatedSumCell(2, 16)
 
-# 1. Batched = one by one, in values and in gradients: on structures, and as recordings.
-testing.assert_cell_agrees(cell, TensorType((16,)), trees[:5], in_channels=2)
-inputs = {"input": torch.cat([tree.x for tree in trees[:5]])}
-engine = Engine.of_cell(cell, TensorType((16,)), input_type=TensorType((2,), tag="input"))
-node = engine.operations["node"].signature
-recordings = [testing.recording_of_structure(node, tree) for tree in trees[:5]]
-testing.assert_batching_agrees(engine, recordings, inputs)
-print(f"batching agrees: {schedule_recordings(recordings)}".splitlines()[0])
+# 1. In a layer = in recordings = one by one, in values and in gradients.
+testing.assert_cell_agrees(cell, trees[:5])
+print("batching agrees")
 
 # 2. As a layer in any PyTorch model.
 layer, head = RecursiveLayer(cell), nn.Linear(16, 1)

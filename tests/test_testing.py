@@ -8,18 +8,11 @@ from torch import Tensor, nn
 from torch_geometric.data import Data
 
 from pyg_dynbatch import testing
-from pyg_dynbatch.core import (
-    Engine,
-    Operations,
-    Ragged,
-    RaggedRows,
-    Recording,
-    Signature,
-    TensorType,
-)
+from pyg_dynbatch.core import Engine, Operations, Ragged, Recording, Signature, TensorType
 from pyg_dynbatch.core.levels import schedule_structure
 from pyg_dynbatch.data import DynTreeData
 from pyg_dynbatch.loader import Collater
+from pyg_dynbatch.nn import RecursiveCell
 from tests.core.helpers import SCALAR, VECTOR
 
 TREE = Data(edge_index=torch.tensor([[0, 1], [2, 2]]), num_nodes=3)
@@ -129,28 +122,32 @@ def test_programs_of_structures() -> None:
     assert testing.recording_of_structure(ragged, TREE).depth == 2
 
 
-class Sum(nn.Module):
+class Sum(RecursiveCell):
     """A correct ragged cell, or one that ignores which rows belong to which node."""
 
     def __init__(self, mixing: bool) -> None:
-        super().__init__()
+        super().__init__(3, 3, arity=None)
         self.mixing = mixing
 
-    def forward(self, x: Tensor, children: RaggedRows) -> Tensor:
-        return torch.tanh(x + (children.rows.sum(0) if self.mixing else children.sum()))
+    def step(self, projected: Tensor, children: Any) -> tuple[Tensor]:
+        if children is None:
+            return (torch.tanh(projected),)
+        (total,) = children.sum()
+        (rows,) = children.rows
+        return (torch.tanh(projected + (rows.sum(0) if self.mixing else total)),)
 
 
 def test_cell_law_is_broken() -> None:
     with pytest.raises(AssertionError, match="batched .* = one by one' (?s:.*)'node'"):
-        testing.assert_cell_agrees(Sum(mixing=True), VECTOR, [TREE, TREE], in_channels=3)
+        testing.assert_cell_agrees(Sum(mixing=True), [TREE, TREE])
 
 
 def test_steps_of_structures_and_programs_must_agree(monkeypatch: pytest.MonkeyPatch) -> None:
-    testing.assert_cell_agrees(Sum(mixing=False), VECTOR, [TREE], in_channels=3)
+    testing.assert_cell_agrees(Sum(mixing=False), [TREE])
     other = schedule_structure(torch.tensor([[0, 1], [1, 2]]), 3)
     monkeypatch.setattr(testing, "schedule_structure", lambda *_, **__: other)
     with pytest.raises(AssertionError, match="step sizes: structures = recordings' is broken"):
-        testing.assert_cell_agrees(Sum(mixing=False), VECTOR, [TREE], in_channels=3)
+        testing.assert_cell_agrees(Sum(mixing=False), [TREE])
 
 
 class Heads(nn.Linear):

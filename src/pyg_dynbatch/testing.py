@@ -18,12 +18,13 @@ from torch_geometric.data import Batch, Data
 
 from pyg_dynbatch.core.engine import Engine
 from pyg_dynbatch.core.levels import schedule_structure
-from pyg_dynbatch.core.operation import Ragged, Signature, row_type_of
+from pyg_dynbatch.core.operation import Operations, Ragged, Signature, row_type_of
 from pyg_dynbatch.core.recording import Recording, Value
 from pyg_dynbatch.core.reference import run_one_by_one
 from pyg_dynbatch.core.scheduling import schedule_recordings
 from pyg_dynbatch.core.structure import depth_of, slots_of
 from pyg_dynbatch.core.types import RowType, TensorType, parts_of
+from pyg_dynbatch.nn import RecursiveCell, RecursiveLayer
 
 TOLERANCE = 1e-10
 
@@ -97,7 +98,7 @@ def recording_of_structure(signature: Signature, structure: Data) -> Recording:
 
     Args:
         signature: First the input, then one :class:`Ragged` for all children, or one argument per
-            child slot; all types with a shape.
+            child slot.
         structure: The ``edge_index`` from child to parent and ``num_nodes``, optionally the
             ``child_slot`` of each edge (by default in the order of the edges) and ``has_input``,
             the nodes that read an input row (by default all). Node n reads input row n.
@@ -113,7 +114,8 @@ def recording_of_structure(signature: Signature, structure: Data) -> Recording:
         2
     """
     input_type, *slot_types = signature.inputs
-    data, num_nodes = _with_defaults(structure), structure.num_nodes
+    data = _with_defaults(structure)
+    num_nodes = data.num_nodes
     children: list[list[tuple[int, int]]] = [[] for _ in range(num_nodes)]
     edges = zip(data.child_slot.tolist(), *data.edge_index.tolist(), strict=True)
     for slot, child, parent in sorted(edges):
@@ -122,7 +124,7 @@ def recording_of_structure(signature: Signature, structure: Data) -> Recording:
 
     @cache
     def zeros(wanted: RowType | Ragged) -> Value:
-        rows = tree_map(lambda p: torch.zeros(p.shape or (), dtype=p.dtype), row_type_of(wanted))
+        rows = tree_map(lambda p: torch.zeros(p.shape, dtype=p.dtype), row_type_of(wanted))
         return recording.constant(row_type_of(wanted), rows)
 
     states: dict[int, Value] = {}
@@ -145,10 +147,11 @@ def recording_of_structure(signature: Signature, structure: Data) -> Recording:
 
 
 def _with_defaults(structure: Data) -> Data:
-    edges, nodes = structure.edge_index, structure.num_nodes
-    given = {name: structure[name] for name in ("child_slot", "has_input") if name in structure}
-    defaults = {"child_slot": slots_of(edges, nodes), "has_input": torch.full((nodes,), True)}
-    return Data(edge_index=edges, num_nodes=nodes, **defaults | given)
+    edges = structure.edge_index
+    nodes = structure.num_nodes
+    fields = {"child_slot": slots_of(edges, nodes), "has_input": torch.full((nodes,), True)}
+    fields |= {name: structure[name] for name in fields if name in structure}
+    return Data(edge_index=edges, num_nodes=nodes, **fields)
 
 
 def assert_batching_agrees(
@@ -248,10 +251,11 @@ def assert_order_is_free(
 
     for law, batch in {"other examples": examples, "the order of examples": examples[::-1]}.items():
         with torch.no_grad():
-            alone, found = [run([example]) for example in batch], run(batch)
+            alone = [run([example]) for example in batch]
+            together = run(batch)
         names = dict.fromkeys(name for each in alone for name in each)
         wanted = {name: joined([each[name] for each in alone if name in each]) for name in names}
-        assert_same(f"results do not depend on {law}", wanted, found, tolerance)
+        assert_same(f"results do not depend on {law}", wanted, together, tolerance)
 
 
 def _inputs_by_example(recordings: Sequence[Recording], inputs: Inputs) -> list[dict[Any, Any]]:
@@ -265,62 +269,63 @@ def _inputs_by_example(recordings: Sequence[Recording], inputs: Inputs) -> list[
         }
         share = {}
         for key, rows in inputs.items():
-            first, used[key] = used[key], used[key] + counts.get(key, 0)
+            first = used[key]
+            used[key] += counts.get(key, 0)
             share[key] = tree_map(itemgetter(slice(first, used[key])), rows)
         shares.append(share)
     return shares
 
 
 def assert_cell_agrees(
-    cell: nn.Module,
-    state: RowType,
-    structures: Sequence[Data],
-    *,
-    in_channels: int,
-    arity: int | None = None,
-    tolerance: float = TOLERANCE,
+    cell: RecursiveCell, structures: Sequence[Data], *, tolerance: float = TOLERANCE
 ) -> None:
-    """Assert that a cell agrees on structures, on recordings and node by node.
+    """Assert that a cell agrees in a layer, in recordings and node by node.
 
-    Values and gradients must agree, and the schedule of the structures must have the same steps
-    as the schedule of the recordings.
+    Values and gradients must agree, and the levels of the structures must have the same sizes as
+    the steps of the recordings.
 
     Args:
-        cell: As for :meth:`Engine.of_cell`.
-        state: Type of a state.
+        cell: The cell.
         structures: The examples, as for :func:`recording_of_structure`, such as ``DynTreeData``.
-        in_channels: Width of an input row.
-        arity: Number of arguments for children; ``None`` for a ragged argument.
         tolerance: Largest difference allowed, relative for numbers above 1.
 
     Raises:
         AssertionError: If values, gradients or steps differ.
 
     Example:
-        >>> class Sum(nn.Module):
-        ...     def forward(self, x, children):
-        ...         return torch.tanh(x + children.sum())
+        >>> from pyg_dynbatch.nn import TreeGRUCell
         >>> tree = Data(edge_index=torch.tensor([[0, 1], [2, 2]]), num_nodes=3)
-        >>> assert_cell_agrees(Sum(), TensorType((4,)), [tree, tree], in_channels=4)
+        >>> assert_cell_agrees(TreeGRUCell(4, 3), [tree, tree])
     """
-    input_type = TensorType((in_channels,), tag="input")
-    engine = prepared(Engine.of_cell(cell, state, arity, input_type))
-    signature = engine.operations["node"].signature
-    recordings = [recording_of_structure(signature, structure) for structure in structures]
+    layer = prepared(RecursiveLayer(cell))
+    row = TensorType((cell.in_channels,), tag="input")
+    state = cell.state_type
+    children = [Ragged(state)] if cell.arity is None else [state] * cell.arity
+    operations = Operations()
+    # The cell of the layer, so that both compute gradients of the same parameters.
+    node = operations.add(layer.cell, [row, *children], [state], name="node", random=True)
+    engine = Engine(operations).double()
+    recordings = [recording_of_structure(node, structure) for structure in structures]
     batch = Batch.from_data_list([_with_defaults(structure) for structure in structures])
-    options = {"child_slot": batch.child_slot, "has_input": batch.has_input}
-    by_structure = schedule_structure(batch.edge_index, batch.num_nodes, arity=arity, **options)
-    by_program = [step.size for step in schedule_recordings(recordings).steps]
-    sizes = {"recordings": by_program, "structures": list(by_structure.level_sizes)}
+    levels = schedule_structure(
+        batch.edge_index,
+        batch.num_nodes,
+        arity=cell.arity,
+        child_slot=batch.child_slot,
+        has_input=batch.has_input,
+    )
+    step_sizes = [step.size for step in schedule_recordings(recordings).steps]
+    sizes = {"recordings": step_sizes, "structures": list(levels.level_sizes)}
     _assert_agree("step sizes", sizes, 0.0)
+
+    def in_layer(rows: Inputs) -> dict[str, Any]:
+        parts = layer(rows["input"], schedule=levels, return_state=True)
+        return {"node": parts if len(parts) > 1 else parts[0]}
+
     generator = torch.Generator().manual_seed(0)
-    x = torch.randn(batch.num_nodes, in_channels, dtype=torch.float64, generator=generator)
-
-    def on_structures(given: Inputs) -> dict[str, Any]:
-        return engine(by_structure, {"input": given["input"][by_structure.input_node]})
-
-    ways = _ways(engine, recordings) | {"structures": on_structures}
-    inputs = {"input": x}
+    shape = (batch.num_nodes, cell.in_channels)
+    inputs = {"input": torch.randn(shape, dtype=torch.float64, generator=generator)}
+    ways = _ways(engine, recordings) | {"layer": in_layer}
     results = {way: (run(inputs), gradients_of(engine, inputs, run)) for way, run in ways.items()}
     _assert_agree("values and gradients", results, tolerance)
 

@@ -10,7 +10,16 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from pyg_dynbatch.core import Engine, Operations, Recording, Signature, TensorType, scheduling
+from pyg_dynbatch.core import (
+    Engine,
+    Operations,
+    Ragged,
+    Recording,
+    RowType,
+    Signature,
+    TensorType,
+    scheduling,
+)
 
 SCALAR = TensorType(())
 VECTOR = TensorType((3,))
@@ -70,6 +79,16 @@ class Vectors:
         self.squash = operations.add(linear, [VECTOR], [VECTOR], name="squash")
         self.score = operations.add(nn.Linear(3, 2), [VECTOR], [TensorType((2,))], name="score")
         self.engine = Engine(operations)
+
+
+def cell_engine(
+    cell: nn.Module, state: RowType, arity: int | None, row: TensorType
+) -> tuple[Engine, Signature]:
+    """An engine whose one operation is a cell, which reads an input row and states."""
+    operations = Operations()
+    children = [Ragged(state)] if arity is None else [state] * arity
+    node = operations.add(cell, [row, *children], [state], name="node", random=True)
+    return Engine(operations), node
 
 
 def constants(recording: Recording, count: int) -> list[Any]:

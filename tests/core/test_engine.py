@@ -7,17 +7,18 @@ import torch
 from hypothesis import given
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
+from torch_geometric.data import Data
 
 from pyg_dynbatch.core import Engine, Operations, RaggedRows, Recording, TensorType
-from pyg_dynbatch.core.levels import schedule_structure
-from pyg_dynbatch.core.operation import any_type
 from pyg_dynbatch.core.scheduling import schedule_recordings
 from pyg_dynbatch.core.steps import Steps
 from pyg_dynbatch.core.types import describe
-from tests.core.helpers import SCALAR, VECTOR, WORD, Vectors, message, tree_program
-from tests.strategies import Dag, dags, structures
+from pyg_dynbatch.testing import recording_of_structure
+from tests.core.helpers import SCALAR, VECTOR, WORD, Vectors, cell_engine, message, tree_program
+from tests.strategies import Dag, structures
 
 STATE = (TensorType((3,)), TensorType((), torch.int64))
+ROW = TensorType((2,), tag="input")
 
 
 class Cell(nn.Module):
@@ -37,16 +38,19 @@ class Cell(nn.Module):
 
 @given(structures())
 def test_tuple_states_of_several_dtypes(dag: Dag) -> None:
-    engine = Engine.of_cell(Cell(), STATE).double()
-    schedule = schedule_structure(dag.edge_index, dag.num_nodes)
+    engine, node = cell_engine(Cell(), STATE, None, ROW)
+    engine.double()
+    structure = Data(edge_index=dag.edge_index, num_nodes=dag.num_nodes)
+    schedule = schedule_recordings([recording_of_structure(node, structure)])
     x = torch.randn(dag.num_nodes, 2, dtype=torch.float64)
-    h, height = engine(schedule, {"input": x[schedule.input_node]})["node"]
+    h, height = engine(schedule, {ROW: x})["node"]
     assert height.tolist() == dag.depth
     assert h.dtype == torch.float64
     linear = engine.operations["node"].module.linear
-    for node in dag.order:
-        below = sum((h[child] for child in dag.children[node]), torch.zeros(3))
-        assert h[node].allclose(torch.tanh(linear(x[node]) + below), rtol=0, atol=1e-12)
+    for number in dag.order:
+        below = sum((h[child] for child in dag.children[number]), torch.zeros(3))
+        expected = torch.tanh(linear(x[number]) + below)
+        assert h[number].allclose(expected, rtol=0, atol=1e-12)
 
 
 def test_complex_rows_carry_gradients() -> None:
@@ -173,36 +177,6 @@ def test_hooks_fire_once_a_step() -> None:
     assert backward == forward[::-1] == [2, 2, 2]
 
 
-def test_an_engine_of_a_different_arity_is_refused() -> None:
-    schedule = schedule_structure(torch.tensor([[0], [1]]), 2, arity=2)
-    text = message(TypeError, Engine.of_cell(Cell(), STATE), schedule, {"input": torch.ones(2, 2)})
-    assert "the same arity for both" in text
-
-
-def test_nothing_says_how_wide_an_input_is() -> None:
-    schedule = schedule_structure(
-        torch.tensor([[0], [1]]), 2, has_input=torch.zeros(2, dtype=torch.bool)
-    )
-    text = message(TypeError, Engine.of_cell(Cell(), STATE), schedule)
-    assert "Engine: the width of the rows of any[…]<input> is not known" in text
-    assert "input_type=TensorType" in text
-    typed = Engine.of_cell(Cell(), STATE, input_type=TensorType((2,), tag="input"))
-    assert typed(schedule)["node"][1].tolist() == [0, 1]
-
-
-@pytest.mark.parametrize("arity", [None, 2])
-def test_a_structure_without_nodes_and_an_open_state(arity: int | None) -> None:
-    """The cell is never called, so the width of its states is unknown."""
-    schedule = schedule_structure(torch.empty(2, 0, dtype=torch.long), 0, arity=arity)
-    typed = Engine.of_cell(Cell(), STATE, arity)(schedule, {"input": torch.empty(0, 2)})["node"]
-    assert [part.shape for part in typed] == [(0, 3), (0,)]
-    for inputs in ({"input": torch.empty(0, 2)}, None):
-        rows = Engine.of_cell(Cell(), any_type("state"), arity)(schedule, inputs)["node"]
-        assert rows.shape == (0,)
-    pair = (any_type("h"), any_type("height"))
-    assert [p.shape for p in Engine.of_cell(Cell(), pair, arity)(schedule)["node"]] == [(0,), (0,)]
-
-
 def test_ragged_sum() -> None:
     rows = RaggedRows(torch.arange(6.0).view(3, 2), torch.tensor([1, 1, 3]), 4)
     assert rows.sum().tolist() == [[0, 0], [2, 4], [0, 0], [4, 5]]
@@ -211,71 +185,22 @@ def test_ragged_sum() -> None:
 
 
 class Join(nn.Module):
-    """Two ordered children; counts the rows it is called on."""
+    """Two ordered children."""
 
     def __init__(self) -> None:
         super().__init__()
         self.linear = nn.Linear(6, 3)
-        self.rows = 0
 
     def forward(self, x: Tensor, left: Tensor, right: Tensor) -> Tensor:
-        self.rows += x.size(0)
         return torch.tanh(self.linear(torch.cat([x, left + 2 * right], 1)))
 
 
-class Leaf(nn.Module):
-    """What Join gives without children."""
-
-    def __init__(self, join: Join) -> None:
-        super().__init__()
-        self.linear = join.linear
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.tanh(nn.functional.linear(x, self.linear.weight[:, :3], self.linear.bias))
-
-
-@given(dags(max_arity=2))
-def test_a_leaf_module_saves_the_cell_on_the_first_level(dag: Dag) -> None:
-    join = Join().double()
-    plain = Engine.of_cell(join, VECTOR, 2).double()
-    quick = Engine.of_cell(join, VECTOR, 2, leaf=Leaf(join)).double()
-    schedule = schedule_structure(dag.edge_index, dag.num_nodes, arity=2)
-    x = torch.randn(dag.num_nodes, 3, dtype=torch.float64, requires_grad=True)
-    leaves = [x, *join.parameters()]
-    found = []
-    for engine in (plain, quick):
-        join.rows = 0
-        h = engine(schedule, {"input": x})["node"]
-        grads = torch.autograd.grad(h.square().sum(), leaves, materialize_grads=True)
-        found.append((h, *grads))
-        wanted = dag.num_nodes if engine is plain else sum(map(bool, dag.children))
-        assert join.rows == wanted
-    for mine, right in zip(*found, strict=True):
-        torch.testing.assert_close(mine, right, rtol=1e-12, atol=1e-12)
-
-
-def seen_by(join: Join, schedule: Steps, x: Tensor) -> list[tuple[Tensor, ...]]:
-    """The arguments of every step."""
-    seen: list[tuple[Tensor, ...]] = []
-    handle = join.register_forward_pre_hook(lambda _, args: seen.append(args))
-    Engine.of_cell(join, VECTOR, 2, TensorType((3,), tag="input"))(schedule, {"input": x})
-    handle.remove()
-    return seen
-
-
-def test_rows_of_zeros_are_not_gathered() -> None:
-    """Neither for the children of the first level, nor for the inputs of a level without."""
-    leaf = torch.tensor([True, True, False, False, True])
-    edges = torch.tensor([[0, 1, 2, 4], [2, 2, 3, 3]])
-    schedule = schedule_structure(edges, 5, arity=2, has_input=leaf)
-    x = torch.randn(3, 3, requires_grad=True)
-    first, second, third = seen_by(Join(), schedule, x)
-    assert first[0].equal(x) and first[0].requires_grad
-    for rows in (*first[1:], second[0], third[0]):
-        assert not rows.any() and not rows.requires_grad
-    assert second[1].requires_grad and third[2].requires_grad
-    with torch.no_grad():
-        assert [len(rows) for rows in seen_by(Join(), schedule, x)[1]] == [1, 1, 1]
+def engine_and_steps(join: Join) -> tuple[Engine, Steps]:
+    """Four leaves, two nodes above them, and a root."""
+    engine, node = cell_engine(join, VECTOR, 2, VECTOR)
+    edges = torch.tensor([[0, 1, 4, 5, 2, 6], [2, 2, 6, 6, 3, 3]])
+    structure = Data(edge_index=edges, num_nodes=7)
+    return engine, schedule_recordings([recording_of_structure(node, structure)])
 
 
 @pytest.mark.parametrize("place", [0, 1, 2])
@@ -283,48 +208,25 @@ def test_rows_of_zeros_are_not_gathered() -> None:
 def test_a_change_in_place_is_refused_for_every_argument(place: int, requires_grad: bool) -> None:
     class Careless(Join):
         def forward(self, *arguments: Tensor) -> Tensor:
-            # Rows of zeros, rows side by side, and gathered ones.
+            # Constants, rows side by side, and gathered ones.
             arguments[place].add_(1)
             return super().forward(*arguments)
 
-    edges = torch.tensor([[0, 1, 4, 5, 2, 6], [2, 2, 6, 6, 3, 3]])
+    engine, schedule = engine_and_steps(Careless())
     x = torch.zeros(7, 3, requires_grad=requires_grad)
-    leaves = torch.tensor([True, True, False, False, True, True, False])
-    plain = Engine.of_cell(Careless(), VECTOR, 2)
-    with_leaf = Engine.of_cell(Careless(), VECTOR, 2, leaf=nn.Tanh())
-    for engine, has_input in ((plain, None), (with_leaf, None), (with_leaf, leaves)):
-        schedule = schedule_structure(edges, 7, arity=2, has_input=has_input)
-        rows = x[: len(schedule.input_node)]
-        text = message(RuntimeError, engine, schedule, {"input": rows})
-        assert "Operation 'node': its module changed an argument in place" in text
-
-
-def test_rows_of_zeros_stay_zeros_in_inference_mode() -> None:
-    """There a change in place goes unnoticed; it must not reach other steps."""
-
-    class Careless(Join):
-        def forward(self, x: Tensor, left: Tensor, right: Tensor) -> Tensor:
-            return super().forward(x.add_(1), left, right)
-
-    leaf = torch.tensor([True, True, False, False])
-    schedule = schedule_structure(torch.tensor([[0, 1, 2], [2, 2, 3]]), 4, arity=2, has_input=leaf)
-    join = Careless()
-    engine = Engine.of_cell(join, VECTOR, 2, leaf=nn.Tanh())
-    with torch.inference_mode():
-        h = engine(schedule, {"input": torch.zeros(2, 3)})["node"]
-        assert h[3].allclose(join(torch.zeros(1, 3), h[2:3], torch.zeros(1, 3))[0])
+    text = message(RuntimeError, engine, schedule, {VECTOR: x})
+    assert "Operation 'node': its module changed an argument in place" in text
 
 
 def test_a_run_reads_no_value() -> None:
     """A GPU would be waited for; tensors without values stand for its tensors."""
-    edges = torch.tensor([[0, 1, 2, 4], [2, 2, 3, 3]])
-    schedule = schedule_structure(edges, 5, arity=2).to_steps()
+    _, schedule = engine_and_steps(Join())
     with FakeTensorMode(allow_non_fake_inputs=True):
-        engine = Engine.of_cell(Join(), VECTOR, 2)
-        x = torch.empty(5, 3, requires_grad=True)
-        h = engine(schedule._apply(torch.empty_like), {"input": x})["node"]
+        engine, _ = cell_engine(Join(), VECTOR, 2, VECTOR)
+        x = torch.empty(7, 3, requires_grad=True)
+        h = engine(schedule._apply(torch.empty_like), {VECTOR: x})["node"]
         found = torch.autograd.grad(h.sum(), [x, *engine.parameters()])
-        assert [rows.shape for rows in found] == [(5, 3), (3, 6), (3,)]
+        assert [rows.shape for rows in found] == [(7, 3), (3, 6), (3,)]
         with pytest.raises(DataDependentOutputException):
             h.sum().item()
 

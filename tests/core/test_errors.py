@@ -167,8 +167,6 @@ ERRORS: list[tuple[Callable[[], Any], str]] = [
      "ValueError … Recording.constant: … shape differs … float32[3] … float64[2]"),
     (lambda: Recording().constant(WORD, 1.5),
      "TypeError … Recording.constant: … dtype differs … int64[]<word>"),
-    (lambda: constant(None, torch.float32, 1.5), "TypeError … the type leaves shape or dtype open"),
-    (lambda: constant((), None, 1.5), "TypeError … the type leaves shape or dtype open"),
     (lambda: Recording().constant((SCALAR, VECTOR), (1.0,)),
      "ValueError … Recording.constant: … number of parts … (float32[], float32[3])"),
     *(

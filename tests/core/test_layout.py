@@ -6,11 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pyg_dynbatch.core import Engine, Operations, Recording, TensorType
-from pyg_dynbatch.core.levels import schedule_structure
 from pyg_dynbatch.core.scheduling import schedule_recordings
 from pyg_dynbatch.core.steps import IndexSlice, Steps, contiguous, packed
 from tests.core.test_definitions import random_recordings
-from tests.strategies import Dag, structures
 
 
 @given(st.lists(st.integers(0, 5), max_size=4))
@@ -31,10 +29,6 @@ def test_arguments_that_share_a_gather() -> None:
         IndexSlice(0, 6, 2, -1, segments=9),  # ragged
     ):
         assert packed([blocks[0], other], 0) == 1
-    stacked = [IndexSlice(0, 4 + place, 5, -1, stride=3) for place in range(3)]
-    assert packed(stacked, 0) == 3
-    # A part of a stacked group has no stretch of its own.
-    assert packed(stacked[:2], 0) == packed(stacked, 1) == 1
 
 
 def test_single_rows_that_share_a_gather() -> None:
@@ -57,13 +51,6 @@ def assert_rows_are_in_the_index(steps: Steps) -> None:
             if read.start >= 0:
                 wanted = list(range(read.start, read.start + read.length))
                 assert read.rows_in(steps.index).tolist() == wanted
-
-
-@given(structures(), st.booleans())
-def test_rows_side_by_side_are_in_the_index_too(dag: Dag, has_slots: bool) -> None:
-    facts = {"child_slot": dag.child_slot} if has_slots else {}
-    levels = schedule_structure(dag.edge_index, dag.num_nodes, **facts)
-    assert_rows_are_in_the_index(levels.to_steps())
 
 
 @given(st.integers(0, 2**32))

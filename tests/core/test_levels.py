@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from pyg_dynbatch.core.levels import Levels, schedule_structure
 from pyg_dynbatch.core.native import NATIVE_SWITCH, extension
-from pyg_dynbatch.core.steps import ZEROS
 from pyg_dynbatch.core.structure import slots_of
 from tests.strategies import Dag, structures, trees
 
@@ -87,10 +86,8 @@ def test_top_down_steps_are_the_distances_from_the_root(tree: Dag) -> None:
     assert list(schedule.level_sizes) == [height.count(level) for level in range(max(height) + 1)]
 
 
-def test_inputs_and_results_lie_side_by_side() -> None:
+def test_nodes_with_an_input() -> None:
     schedule = made(has_input=torch.tensor([True, True, False, True]))
-    assert [step.arguments[0].start for step in schedule.to_steps().steps] == [1, ZEROS, 3]
-    assert [step.results[0][1] for step in schedule.to_steps().steps] == [1, 3, 4]
     assert schedule.input_node.tolist() == [0, 1, 3]
     assert schedule.level_inputs == (2, 0, 1)
 
@@ -98,7 +95,7 @@ def test_inputs_and_results_lie_side_by_side() -> None:
 def test_nodes_without_input_come_last_in_their_level() -> None:
     schedule = made(has_input=torch.tensor([False, True, True, True]))
     assert schedule.input_node.tolist() == [1, 2, 3]
-    assert schedule.to_steps().steps[0].arguments[0].rows_in(schedule.index).tolist() == [1, 0]
+    assert schedule.row.tolist() == [2, 1, 3, 4]
 
 
 def test_no_nodes() -> None:
@@ -136,14 +133,14 @@ def test_top_down_parents_stand_in_the_place_of_the_child() -> None:
 
 def test_arity_zero_takes_nodes_without_edges() -> None:
     schedule = schedule_structure(torch.empty(2, 0, dtype=torch.long), 3, arity=0)
-    assert [len(step.arguments) for step in schedule.to_steps().steps] == [1]
+    assert schedule.level_sizes == (3,)
+    assert schedule.level_children == (0,)
 
 
 def test_examples_of_a_batch_are_known():
     edges = torch.tensor([[0, 3], [1, 4]])
     schedule = schedule_structure(edges, 5, example_sizes=[2, 0, 3])
     assert schedule.num_examples == 3
-    assert schedule.example.tolist() == [0, 0, 2, 2, 2]
     assert schedule.stats().examples == 3
 
 

@@ -6,13 +6,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
+from torch_geometric.data import Data
 
-from pyg_dynbatch.core import Engine, TensorType
-from pyg_dynbatch.core.levels import schedule_structure
-from tests.core.helpers import as_users_run_it
+from pyg_dynbatch.core import Signature, Steps, TensorType, schedule_recordings
+from pyg_dynbatch.testing import recording_of_structure
+from tests.core.helpers import as_users_run_it, cell_engine
 from tests.strategies import chain
 
 WIDTH = 64
+VECTOR = TensorType((WIDTH,))
 
 
 class Cell(nn.Module):
@@ -24,20 +26,24 @@ class Cell(nn.Module):
         return torch.tanh(x + self.weight * child)
 
 
+def steps_of_chain(node: Signature, num_nodes: int) -> Steps:
+    structure = Data(edge_index=chain(num_nodes).edge_index, num_nodes=num_nodes)
+    return schedule_recordings([recording_of_structure(node, structure)])
+
+
 def bytes_per_node(num_nodes: int, train: bool) -> tuple[float, float]:
     """Return the peak of the memory in use, and the sum of all allocations, per node of a chain."""
-    dag = chain(num_nodes)
-    schedule = schedule_structure(dag.edge_index, num_nodes, arity=1)
-    engine = Engine.of_cell(Cell(), TensorType((WIDTH,)), arity=1)
+    engine, node = cell_engine(Cell(), VECTOR, 1, VECTOR)
+    schedule = steps_of_chain(node, num_nodes)
     x = torch.randn(num_nodes, WIDTH, requires_grad=train)
-    engine(schedule_structure(chain(2).edge_index, 2, arity=1), {"input": x[:2]})
+    engine(steps_of_chain(node, 2), {VECTOR: x[:2]})
     # torch 2.4 has no such option, and newer versions warn if it is not given.
     events = {"acc_events": True} if "acc_events" in signature(profile).parameters else {}
     with (
         as_users_run_it(),
         profile(activities=[ProfilerActivity.CPU], profile_memory=True, **events) as found,
     ):
-        rows = engine(schedule, {"input": x})["node"]
+        rows = engine(schedule, {VECTOR: x})["node"]
         if train:
             rows.sum().backward()
         del rows
@@ -73,11 +79,10 @@ def test_autograd_keeps_a_few_rows_per_node() -> None:
         kept[storage.data_ptr()] = storage.nbytes()
         return tensor
 
-    dag = chain(500)
-    schedule = schedule_structure(dag.edge_index, 500, arity=1)
-    engine = Engine.of_cell(Cell(), TensorType((WIDTH,)), arity=1)
+    engine, node = cell_engine(Cell(), VECTOR, 1, VECTOR)
+    schedule = steps_of_chain(node, 500)
     x = torch.randn(500, WIDTH, requires_grad=True)
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        rows = engine(schedule, {"input": x})["node"]
+        rows = engine(schedule, {VECTOR: x})["node"]
     assert sum(kept.values()) < 5 * 500 * WIDTH * 4
     rows.sum().backward()

@@ -30,8 +30,8 @@ def test_every_call_is_a_batch_of_one() -> None:
     assert sizes == [1, 1, 1]
 
 
-def test_empty_ragged_arguments_of_open_dtype() -> None:
-    row_type = TensorType((2,), None)
+def test_empty_ragged_arguments() -> None:
+    row_type = TensorType((2,))
     operations = Operations()
     total = operations.add(lambda x: x.sum(), [Ragged(row_type)], [row_type], name="total")
     recording = Recording()

@@ -9,12 +9,12 @@ import torch
 from hypothesis import given
 from torch_geometric.data import Batch, Data
 
-from pyg_dynbatch.core import Recording
+from pyg_dynbatch.core import Ragged, Recording, Signature
 from pyg_dynbatch.core.levels import Levels, schedule_structure
 from pyg_dynbatch.core.scheduling import schedule_recordings
 from pyg_dynbatch.core.steps import Steps
 from tests.core.helpers import VECTOR, Vectors, chain_program, constants, tree_program
-from tests.strategies import Dag, chain, structures
+from tests.strategies import Dag, structures
 
 VECTORS = Vectors()
 SHAPES = [((1, 2), (3, 4)), 5, ((1, 2), 6)]
@@ -132,7 +132,6 @@ def test_reads_well() -> None:
     assert lines[0] == repr(schedule)
     assert lines[1].strip().startswith("0 mix x 2: ")
     assert "-> buffer 0[" in lines[1]
-    assert "3 rows of zeros" in str(structure_schedule(arity=2).to_steps())
     assert lines[-1].strip() == "buffer 0: float32[3], 10 rows"
     assert "nothing" not in str(schedule)
 
@@ -150,14 +149,16 @@ def test_what_is_known_of_structures() -> None:
 
 
 def test_rows_calls_and_examples() -> None:
-    levels = structure_schedule()
-    children = levels.to_steps().steps[1].arguments[1]
-    assert children.rows_in(levels.index).tolist() == [1, 2]
-    assert children.calls_in(levels.index).tolist() == [0, 0]
-    assert levels.to_steps().example_of("node").tolist() == [0] * 5
-    assert recorded_schedule().example_of("output").tolist() == [0, 1, 2]
-    pairs = structure_schedule(arity=2)
-    assert pairs.to_steps().steps[2].arguments[2].rows_in(pairs.index).tolist() == [0]
+    steps = recorded_schedule()
+    assert steps.example_of("output").tolist() == [0, 1, 2]
+    recording = Recording()
+    total = Signature("total", (Ragged(VECTOR),), (VECTOR,))
+    one, two = (recording.input(VECTOR, row) for row in (0, 1))
+    recording.output(recording.call(total, [two, one, two]))
+    steps = schedule_recordings([recording, recording])
+    (step,) = steps.steps
+    assert step.arguments[0].rows_in(steps.index).tolist() == [1, 0, 1, 3, 2, 3]
+    assert step.arguments[0].calls_in(steps.index).tolist() == [0, 0, 0, 1, 1, 1]
 
 
 @given(structures())
@@ -168,9 +169,8 @@ def test_edge_order_lists_the_edges_as_their_children_are_read(dag: Dag) -> None
 
 
 def test_long_chains_are_quick_to_print_and_compare() -> None:
-    dag = chain(2000)
-    schedule = schedule_structure(dag.edge_index, dag.num_nodes).to_steps()
-    assert len(str(schedule).splitlines()) == 2000 + 3
+    schedule = schedule_recordings([chain_program(VECTORS.mix, 2000)])
+    assert len(str(schedule).splitlines()) == 2000 + 2
     assert len(pickle.dumps(schedule)) < 1_000_000
 
 
@@ -220,6 +220,7 @@ def test_a_structure_by_hand() -> None:
     stats = schedule_structure(torch.tensor([[0, 1], [1, 2]]), 3).stats()
     assert stats.widths == (1, 1, 1)
     assert stats.fold_steps == stats.lower_bound == stats.critical_path == 3
+    assert (stats.rows, stats.gathered_rows) == (3, 2)
 
 
 def test_no_calls() -> None:

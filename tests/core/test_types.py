@@ -20,7 +20,6 @@ def test_equal_by_shape_dtype_and_tag() -> None:
     [
         (TensorType(()), "float32[]"),
         (TensorType((2, 3), torch.int64, "pair"), "int64[2, 3]<pair>"),
-        (TensorType(None, None, "state"), "any[…]<state>"),
         ((TensorType((2,)), TensorType(())), "(float32[2], float32[])"),
     ],
 )

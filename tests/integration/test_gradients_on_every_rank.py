@@ -6,13 +6,12 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 from torch.multiprocessing import start_processes
 from torch.nn.parallel import DistributedDataParallel
 
 from pyg_dynbatch import blocks as td
 from pyg_dynbatch.core import Engine
-from pyg_dynbatch.core.levels import schedule_structure
 from pyg_dynbatch.core.scheduling import schedule_recordings
 from pyg_dynbatch.core.steps import Steps
 from tests.core.helpers import VECTOR, Vectors, chain_program
@@ -57,22 +56,6 @@ def test_unused_operations_of_every_kind_of_argument() -> None:
     assert words.engine.operations["start"].module.row.grad.tolist() == [[0.0, 0.0, 0.0]]
     with torch.no_grad():
         assert words.engine(schedule)["output"].shape == (1, 3)
-
-
-@pytest.mark.usefixtures("one_process")
-@pytest.mark.parametrize("nodes", [3, 0])
-def test_a_cell_without_a_step_whose_inputs_have_an_open_type(nodes: int) -> None:
-    """All nodes are leaves, which have a separate module; the width is that of the given rows."""
-
-    class Join(nn.Linear):
-        def forward(self, x: Tensor, left: Tensor, right: Tensor) -> Tensor:
-            return super().forward(x) + left + right
-
-    engine = Engine.of_cell(Join(2, 3), VECTOR, 2, leaf=nn.Linear(2, 3))
-    schedule = schedule_structure(torch.empty(2, 0, dtype=torch.long), nodes, arity=2)
-    two_steps(engine, schedule, {"input": torch.ones(nodes, 2)})
-    assert all(p.grad is not None for p in engine.parameters())
-    assert not engine.operations["node"].module.weight.grad.any()
 
 
 def test_without_a_process_group_unused_operations_get_no_gradient() -> None:

@@ -12,9 +12,9 @@ from unittest import mock
 import pytest
 import torch
 from torch import Tensor, nn
+from torch_geometric.data import Data
 
-from pyg_dynbatch.core import Engine, TensorType
-from pyg_dynbatch.core.levels import Levels, schedule_structure
+from pyg_dynbatch.core import Signature, Steps, TensorType, schedule_recordings
 from pyg_dynbatch.kernels import products
 from pyg_dynbatch.kernels.products import (
     MAKES,
@@ -25,6 +25,8 @@ from pyg_dynbatch.kernels.products import (
 )
 from pyg_dynbatch.nn import ChildSumTreeLSTM, Linear, NaryTreeLSTM, RecursiveLayer
 from pyg_dynbatch.nn.cell import run_levels
+from pyg_dynbatch.testing import recording_of_structure
+from tests.core.helpers import cell_engine
 from tests.kernels.fused import combs
 from tests.strategies import chain
 
@@ -105,25 +107,26 @@ class Node(nn.Module):
         return torch.tanh(self.mix(torch.cat([x, child], 1)))
 
 
-def chains() -> Levels:
+def chains(node: Signature) -> Steps:
     """Chains of 1, 2 and 3 nodes: 301, 300 and 260 rows per step, no height of oneDNN's kernels."""
-    edges = []
-    first = 0
-    for length in [1] + [2] * 40 + [3] * 260:
-        edges.append(chain(length).edge_index + first)
-        first += length
-    return schedule_structure(torch.cat(edges, 1), first, arity=1)
+    recordings = [
+        recording_of_structure(node, Data(edge_index=chain(n).edge_index, num_nodes=n))
+        for n in [1] + [2] * 40 + [3] * 260
+    ]
+    return schedule_recordings(recordings)
 
 
 def by_engine(make: type[nn.Linear], dtype: torch.dtype) -> list[Tensor]:
     torch.manual_seed(0)
-    node = Node(make).to(dtype)
+    cell = Node(make)
+    row = TensorType((256,))
     inputs = torch.randn(861, 256).to(dtype).requires_grad_()
-    engine = Engine.of_cell(node, TensorType((256,)), arity=1).to(dtype)
-    rows = engine(chains(), {"input": inputs})["node"]
-    computed = states_and_gradients([rows], [*node.parameters()], inputs)
+    engine, node = cell_engine(cell, row, 1, row)
+    engine.to(dtype)
+    rows = engine(chains(node), {row: inputs})["node"]
+    computed = states_and_gradients([rows], [*cell.parameters()], inputs)
     with torch.inference_mode():
-        return [*computed, engine(chains(), {"input": inputs})["node"]]
+        return [*computed, engine(chains(node), {row: inputs})["node"]]
 
 
 @pytest.mark.parametrize("dtype", (torch.float64, torch.float32), ids=str)

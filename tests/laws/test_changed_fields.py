@@ -14,13 +14,12 @@ import torch
 from torch import Tensor, nn
 from torch_geometric.data import Batch
 
-from pyg_dynbatch.core import Engine, TensorType
 from pyg_dynbatch.core.levels import schedule_structure
 from pyg_dynbatch.core.movable import MovablePlan
 from pyg_dynbatch.data import DynTreeData, MoleculeData, PairTable
 from pyg_dynbatch.loader import Collater, MoleculeCollater
 from pyg_dynbatch.models import TreeClassifier, TreeEncoder, TreeSchema, WeaveNet
-from pyg_dynbatch.nn import DAGNN, NaryTreeLSTM
+from pyg_dynbatch.nn import DAGNN, NaryTreeLSTM, RecursiveCell, RecursiveLayer
 
 Change = Callable[[Any], Any]
 
@@ -218,19 +217,21 @@ def test_the_next_call_sees_every_change(name: str, door: str, every: int, tmp_p
     assert every > 1 or known <= seen, "the changes matter"
 
 
-class Height(nn.Module):
-    def forward(self, x: Tensor, children: Any) -> Tensor:
-        return children.sum() + x
+class Height(RecursiveCell):
+    def __init__(self) -> None:
+        super().__init__(1, 1, arity=None)
 
+    def leaf(self, x: Tensor) -> tuple[Tensor]:
+        return (100 * x,)
 
-class Leaf(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return 100 * x
+    def step(self, projected: Tensor, children: Any) -> tuple[Tensor]:
+        (total,) = children.sum()
+        return (total + projected,)
 
 
 def test_a_node_that_lost_its_children_is_a_leaf() -> None:
     whole = tree()
-    engine = Engine.of_cell(Height(), TensorType(()), input_type=TensorType(()), leaf=Leaf())
+    layer = RecursiveLayer(Height())
     pruned = without([0, 1])(whole)
     del pruned.root_index  # PyG keeps that too, and the collater refuses it
     pruned.depth = whole.depth[2:]
@@ -238,8 +239,9 @@ def test_a_node_that_lost_its_children_is_a_leaf() -> None:
     schedule = Collater()([pruned]).schedule
     assert schedule == schedule_structure(pruned.edge_index, 3, has_input=pruned.has_input)
     pruned.has_input[:] = True
-    x = torch.ones(3)
-    assert engine(Collater()([pruned]).schedule, {"input": x})["node"].tolist() == [100, 100, 201]
+    x = torch.ones(3, 1)
+    schedule = Collater()([pruned]).schedule
+    assert layer(x, schedule=schedule).squeeze(1).tolist() == [100, 100, 201]
 
 
 TABLE = PairTable(torch.tensor([[0.0], [1.0]]), ("bonded",), torch.tensor([0, 1]))

@@ -45,8 +45,8 @@ class Parts(RecursiveCell):
         return ((projected + self.hidden(total)).tanh(),)
 
 
-MAKERS: dict[str, Callable[[], Any]] = {"parts": Parts}
-MAKERS |= {n: c.make for n, c in CELLS.items() if isinstance(c.make(), RecursiveCell)}
+MAKERS: dict[str, Callable[[], RecursiveCell]] = {"parts": Parts}
+MAKERS |= {name: make for name, make in CELLS.items() if name not in ("ragged", "pair")}
 MOST = ("parts", "nary_tree_lstm", "dagnn", "tree_gru")
 FEW = ("old weight_norm", "forward hook", "step of the object", "step_with_parts in a subclass")
 

@@ -10,10 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounterWithBackend
-from torch_geometric.data import Batch
+from torch_geometric.data import Batch, Data
 
-from pyg_dynbatch.core import Engine, RaggedRows
-from pyg_dynbatch.core.levels import schedule_structure
+from pyg_dynbatch.core import RaggedRows, TensorType, schedule_recordings
 from pyg_dynbatch.models import WeaveNet
 from pyg_dynbatch.nn import (
     ChildSumTreeLSTMCell,
@@ -26,6 +25,8 @@ from pyg_dynbatch.nn import (
     WeaveStack,
 )
 from pyg_dynbatch.nn.pairs import Pairs
+from pyg_dynbatch.testing import recording_of_structure
+from tests.core.helpers import cell_engine
 from tests.nn.own_process import print_outcomes
 
 BACKENDS = ("eager", "aot_eager")
@@ -83,13 +84,14 @@ def check_other_cells() -> None:
 
 def check_cell_in_an_engine() -> None:
     edges = torch.tensor([[0, 1, 2, 3], [2, 2, 4, 4]])
-    schedule, x = schedule_structure(edges, 5, arity=2), rows(5, 3)
-    cell = NaryTreeLSTMCell(3, 5)
+    structure, x = Data(edge_index=edges, num_nodes=5), rows(5, 3)
+    cell, row = NaryTreeLSTMCell(3, 5), TensorType((3,))
     wanted = [*cell.parameters(), x]
     run = {}
     for name, module in (("plain", cell), ("compiled", torch.compile(cell, backend="aot_eager"))):
-        engine = Engine.of_cell(module, cell.state_type, arity=2)
-        run[name] = results(engine(schedule, {"input": x})["node"], wanted)
+        engine, node = cell_engine(module, cell.state_type, 2, row)
+        steps = schedule_recordings([recording_of_structure(node, structure)])
+        run[name] = results(engine(steps, {row: x})["node"], wanted)
     torch.testing.assert_close(run["compiled"], run["plain"], rtol=1e-12, atol=1e-12)
 
 

@@ -8,9 +8,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.autograd import forward_ad
+from torch_geometric.data import Data
 from torch_geometric.nn import SAGEConv
 
-from pyg_dynbatch.core import Engine, TensorType
+from pyg_dynbatch.core import TensorType, schedule_recordings
 from pyg_dynbatch.core.levels import Levels, schedule_structure
 from pyg_dynbatch.nn import (
     DAGNN,
@@ -21,7 +22,8 @@ from pyg_dynbatch.nn import (
     TreeGRU,
     WeaveStack,
 )
-from tests.core.helpers import as_users_run_it
+from pyg_dynbatch.testing import recording_of_structure
+from tests.core.helpers import as_users_run_it, cell_engine
 
 EDGES = torch.tensor([[0, 1], [2, 2]])
 X = torch.randn(3, 4)
@@ -39,10 +41,13 @@ class InEngine(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.engine = Engine.of_cell(Sum(), TensorType((4,)), arity=2)
+        row = TensorType((4,))
+        self.engine, node = cell_engine(Sum(), row, 2, row)
+        structure = Data(edge_index=EDGES, num_nodes=3)
+        self.steps = schedule_recordings([recording_of_structure(node, structure)])
 
     def forward(self, x: Tensor, schedule: Levels) -> Tensor:
-        return self.engine(schedule, {"input": x})["node"]
+        return self.engine(self.steps, {TensorType((4,)): x})["node"]
 
 
 class InDAGNN(nn.Module):

@@ -9,7 +9,6 @@ from pyg_dynbatch.autobatch.fibers import take_turns
 from pyg_dynbatch.autobatch.plan import CellRun
 from pyg_dynbatch.autobatch.sequences import SequenceRun
 from pyg_dynbatch.autobatch.session import Session
-from pyg_dynbatch.core.levels import Levels
 from pyg_dynbatch.core.steps import Steps
 
 
@@ -86,10 +85,15 @@ def explain(session: Session, examples: int) -> Explanation:
     table, operations, total = session.table, [], 0
     runs = [part for part in session.parts if isinstance(part, CellRun)]
     whole = {run.cell.replace(".", "/") for run in runs}
-    schedules: list[tuple[Steps | Levels, str]] = [
-        (part, "") for part in session.parts if isinstance(part, Steps)
-    ]
-    schedules += [(run.schedule, run.cell.replace(".", "/")) for run in runs]
+    schedules = [part for part in session.parts if isinstance(part, Steps)]
+    lower_bound = sum(schedule.stats().lower_bound for schedule in schedules)
+    for run in runs:
+        cell = run.cell.replace(".", "/")
+        calls[cell] += run.schedule.num_nodes
+        steps[cell] += run.schedule.num_levels
+        within[cell].add("")
+        total += run.schedule.num_levels
+        lower_bound += run.schedule.num_levels
     layers = [part for part in session.parts if isinstance(part, SequenceRun)]
     for layer in layers:
         steps[layer.calls[0].name] += 1
@@ -97,15 +101,15 @@ def explain(session: Session, examples: int) -> Explanation:
         for same in layer.calls:
             calls[same.name] += same.reads[0][1].numel()
             whole.add(same.name)
-    for schedule, cell in schedules:
-        listed = schedule.to_steps() if isinstance(schedule, Levels) else schedule
-        total += len(listed.steps)
-        for step in listed.steps:
-            *others, last = (listed.signatures[n].name for n in listed.chain_of(step).operations)
+    for schedule in schedules:
+        total += len(schedule.steps)
+        for step in schedule.steps:
+            numbers = schedule.chain_of(step).operations
+            *others, last = (schedule.signatures[number].name for number in numbers)
             for name in (*others, last):
-                calls[cell or name] += step.size
-                steps[cell or name] += 1
-                within[cell or name].add("" if name == last else last)
+                calls[name] += step.size
+                steps[name] += 1
+                within[name].add("" if name == last else last)
     inside: dict[str, str] = {}  # what runs through torch.vmap inside of loops and branches
     for site in table.sites:
         if site.signature is not None and calls[name := site.signature.name]:
@@ -125,7 +129,7 @@ def explain(session: Session, examples: int) -> Explanation:
         examples,
         total,
         sum(calls.values()),
-        sum(schedule.stats().lower_bound for schedule, _ in schedules) + len(layers),
+        lower_bound + len(layers),
         session.flushes,
         {f"{file}:{line}": count for (file, line), count in session.reads.most_common()},
         tuple(operations),

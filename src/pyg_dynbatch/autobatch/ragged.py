@@ -75,7 +75,7 @@ def attend(query: Any, keys: Any, values: Any = None) -> Any:
         return torch.tensordot(weights, torch.stack(list(values)), 1)
     ragged, asking = [_lazy(session, "attend", v) for v in (keys, values)], as_row(session, query)
     wanted, got = (session.table.row_types[kind] for kind in (asking._kind, ragged[0][1]))
-    if wanted.shape != got.shape or len(got.shape or ()) != 1:
+    if wanted.shape != got.shape or len(got.shape) != 1:
         what = "autobatch.attend: query and keys are not vectors of one width"
         raise mismatch(TypeError, what, str(wanted), str(got), where=ACTIVE.where())
     return _record(session, _attended, asking, *ragged)

@@ -178,8 +178,8 @@ class Table:
         if row_type not in self.outside:
             site = self.outside[row_type] = Site(len(self.sites), (len(self.row_types),))
             self.row_types.append(row_type)
-            facts: Any = {"dtype": row_type.dtype, "device": "meta"}
-            self.samples.append(torch.empty(row_type.shape or (), **facts))
+            sample = torch.empty(row_type.shape, dtype=row_type.dtype, device="meta")
+            self.samples.append(sample)
             self.sites.append(site)
         return self.outside[row_type]
 

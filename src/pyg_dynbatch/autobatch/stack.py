@@ -269,7 +269,7 @@ class _Arena:
     def __init__(self, types: Types, device: torch.device) -> None:
         self.rows, self.buffer = 0, RowBuffer(256)
         like = tuple(
-            torch.empty((0, *(each.shape or ())), dtype=each.dtype, device=device) for each in types
+            torch.empty((0, *each.shape), dtype=each.dtype, device=device) for each in types
         )
         self.buffer.allocate(like, tuple(part.dtype for part in like))
         # Of each row the one below it, and the size of the stack. The last entry, which the empty

@@ -1,6 +1,6 @@
 """Run a schedule with modules: gather, call and write, step by step."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from typing import Any, NamedTuple, NoReturn
 
@@ -8,16 +8,13 @@ import torch
 from torch import Tensor, nn
 
 from pyg_dynbatch.core.errors import describe_value, mismatch
-from pyg_dynbatch.core.levels import Levels
 from pyg_dynbatch.core.operation import (
     Function,
     Operation,
     Operations,
     Ragged,
     Signature,
-    any_type,
     calls_only,
-    is_open,
     row_type_of,
 )
 from pyg_dynbatch.core.row_buffer import (
@@ -32,7 +29,7 @@ from pyg_dynbatch.core.row_buffer import (
     outside_graphs,
     unsupported,
 )
-from pyg_dynbatch.core.steps import ZEROS, BufferSpec, Chain, IndexSlice, Step, Steps, packed
+from pyg_dynbatch.core.steps import BufferSpec, Chain, IndexSlice, Step, Steps, packed
 from pyg_dynbatch.core.types import RaggedRows, RowType, TensorType, describe, parts_of
 
 
@@ -40,8 +37,7 @@ class Engine(nn.Module):
     """Run schedules, with one batched call of a module per step and one row buffer per row type.
 
     Args:
-        operations: The operations that recordings may call. For the levels of a structure
-            it needs one operation called ``"node"``, see :meth:`of_cell`.
+        operations: The operations that recordings may call.
 
     Raises:
         TypeError: If ``operations`` is not an :class:`Operations`.
@@ -70,65 +66,19 @@ class Engine(nn.Module):
             got = type(operations).__name__
             raise mismatch(TypeError, "Engine: not Operations", "Operations", got)
         self.operations = operations
-        self._leaf: Signature | None = None
         # Follows .to() and .double(): gives the working precision and the device of constants.
         self.register_buffer("_precision", torch.empty(0), persistent=False)
 
-    @classmethod
-    def of_cell(
-        cls,
-        cell: nn.Module,
-        state: RowType,
-        arity: int | None = None,
-        input_type: RowType | None = None,
-        leaf: nn.Module | None = None,
-    ) -> "Engine":
-        """Return an engine for schedules of structures from one recurrent cell.
-
-        Args:
-            cell: Called as ``cell(x, *children)`` with the input rows ``[row, …]`` and either
-                ``arity`` child states or one :class:`RaggedRows`; a missing input or child is a
-                row of zeros. It returns the new state, a tensor or a tuple of tensors.
-            state: Type of the state of one node.
-            arity: As given to :func:`schedule_structure`.
-            input_type: Type of an input row; taken from the inputs by default.
-            leaf: Called as ``leaf(x)`` instead of the cell for the nodes of the first level,
-                which have no children. In sentiment trees, where only leaves have words, this
-                saves half of the work, and the cell can ignore ``x``.
-
-        Returns:
-            The engine; its operations are called ``"node"`` and, with a leaf module, ``"leaf"``.
-
-        Example:
-            >>> from pyg_dynbatch.core.levels import schedule_structure
-            >>> class Height(nn.Module):
-            ...     def forward(self, x, left, right):
-            ...         return 1 + torch.maximum(left, right) + 0 * x
-            >>> schedule = schedule_structure(torch.tensor([[0, 1], [2, 2]]), 3, arity=2)
-            >>> engine = Engine.of_cell(Height(), TensorType(()), arity=2)
-            >>> engine(schedule, {"input": torch.zeros(3)})["node"]
-            tensor([1., 1., 2.])
-        """
-        children = [Ragged(state)] if arity is None else [state] * arity
-        operations = Operations()
-        inputs = any_type("input") if input_type is None else input_type
-        operations.add(cell, [inputs, *children], [state], name="node", random=True)
-        engine = cls(operations)
-        if leaf is not None:
-            engine._leaf = operations.add(leaf, [inputs], [state], name="leaf", random=True)
-        return engine
-
     @outside_graphs
     def forward(
-        self, schedule: Steps | Levels, inputs: Mapping[RowType | str, Any] | None = None
+        self, schedule: Steps, inputs: Mapping[RowType | str, Any] | None = None
     ) -> dict[str, Any]:
         """Run a schedule.
 
         Args:
             schedule: On the device of the modules.
             inputs: For every row type of input rows, or for its tag, the rows of all examples,
-                one example after another, ``[row, …]``; gradients flow into them. Schedules of
-                structures read ``"input"``, in the order of ``schedule.input_node``.
+                one example after another, ``[row, …]``; gradients flow into them.
 
         Returns:
             For every output name its rows ``[row, …]`` (a tuple of tensors for a tuple type),
@@ -141,8 +91,6 @@ class Engine(nn.Module):
             RuntimeError: If an operation changes an argument in place.
         """
         check_no_transforms("Engine")
-        if isinstance(schedule, Levels):
-            schedule = schedule.to_steps(self._leaf)
         run = Run(self)
         run.extend(schedule, inputs or {})
         distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
@@ -161,18 +109,18 @@ class Engine(nn.Module):
             what, hint = f"Engine: no operation is called {name!r}", "use this engine's signatures"
             raise mismatch(LookupError, what, f"one of {known}", signature, hint=hint)
         operation = self.operations[name]
-        if not operation.signature.fits(signature):
+        own = operation.signature
+        if (own.inputs, own.outputs) != (signature.inputs, signature.outputs):
             what = f"Engine: operation {name!r} has a different signature"
-            hint = "schedules of structures: the same arity for both"
-            raise mismatch(TypeError, what, operation.signature, signature, hint=hint)
+            raise mismatch(TypeError, what, own, signature)
         return operation
 
     def no_rows(self, row_type: RowType) -> Rows:
         """Return zero rows of a row type, one tensor per part."""
         like = self._precision
         return tuple(
-            like.new_zeros(0, *(p.shape or ()), dtype=self.working_dtype(p.dtype or torch.float32))
-            for p in parts_of(row_type)
+            like.new_zeros(0, *part.shape, dtype=self.working_dtype(part.dtype))
+            for part in parts_of(row_type)
         )
 
     @property
@@ -220,21 +168,11 @@ class Run:
         if not self.buffers:
             self.token = new_token(schedule.index)
         self.schedule = schedule
-        # Those that are called: the steps of a flush are few, its signatures may be many.
-        numbers: Iterable[int] = schedule.operations
         num_open = len(self.buffers)
-        are_open = any(is_open(spec.row_type) for spec in schedule.buffers[num_open:])
-        if are_open:
-            numbers = range(len(schedule.signatures))
-        signatures = schedule.signatures
-        self.operations = {n: self._known_call(signatures[n]) for n in numbers}
-        self.known: dict[RowType, Rows] = {}
-        # The operations determine the row types that the schedule leaves open.
-        row_types: dict[RowType, RowType] = {}
-        for number, known in self.operations.items() if are_open else ():
-            sides = (signatures[number], known.operation.signature)
-            theirs, ours = (map(row_type_of, (*s.inputs, *s.outputs)) for s in sides)
-            row_types.update(zip(theirs, ours, strict=True))
+        # Those that are called: the steps of a flush are few, its signatures may be many.
+        self.operations = {
+            number: self._known_call(schedule.signatures[number]) for number in schedule.operations
+        }
         for number, buffer in enumerate(self.buffers):
             spec = schedule.buffers[number]
             if inputs and (given := inputs.get(spec.row_type)) is not None:
@@ -242,11 +180,7 @@ class Run:
             buffer.grow(spec.rows)
         columns = zip(schedule.buffers[num_open:], schedule.constants[num_open:], strict=True)
         for spec, constants in columns:
-            given = _input_rows(inputs, spec)
-            row_type = row_types.get(spec.row_type, spec.row_type)
-            self._open_buffer(spec, parts_of(row_type), constants, given)
-            if given is not None:
-                self.known[spec.row_type] = self.buffers[-1].parts
+            self._open_buffer(spec, constants, _input_rows(inputs, spec))
         outer = current_run.set(self)
         try:
             for number, step in enumerate(schedule.steps):
@@ -273,25 +207,14 @@ class Run:
             self._by_signature[id(signature)] = known
         return known[1]
 
-    def _open_buffer(
-        self,
-        spec: BufferSpec,
-        parts: tuple[TensorType, ...],
-        constants: Rows | None,
-        given: Rows | None,
-    ) -> None:
+    def _open_buffer(self, spec: BufferSpec, constants: Rows | None, given: Rows | None) -> None:
         """Allocate a row buffer and fill in its constants and inputs."""
-        buffer = RowBuffer(spec.rows, spec.constants if constants is None else 0)
+        buffer = RowBuffer(spec.rows)
         self.buffers.append(buffer)
-        # Without a step the width of rows does not matter.
-        wanted = spec.rows > 0 and len(self.schedule.steps) > 0
-        if wanted and given is None and any(part.shape is None for part in parts):
-            what = f"Engine: the width of the rows of {describe(parts[0])} is not known"
-            hint = "pass inputs={...} or Engine.of_cell(..., input_type=TensorType(...))"
-            raise mismatch(TypeError, what, "input rows, or a row type with a shape", hint=hint)
+        parts = parts_of(spec.row_type)
         device = self.schedule.device
-        like = given or tuple(torch.empty((0, *(p.shape or ())), device=device) for p in parts)
-        buffer.allocate(like, self._dtypes(parts, like))
+        like = given or tuple(torch.empty((0, *part.shape), device=device) for part in parts)
+        buffer.allocate(like, self._dtypes(parts))
         if constants is not None:
             buffer.put(0, constants)
         if given is not None:
@@ -300,12 +223,7 @@ class Run:
     def make(self, number: int, step: Step) -> None:
         """Run one step."""
         where = f"step {number}"
-        found = iter(self._exchange(self._reads([a for a in step.arguments if a.start != ZEROS])))
-        rows_of = (
-            self.buffers[read.buffer].zeros(read.length) if read.start == ZEROS else next(found)
-            for read in step.arguments
-        )
-        given = zip(step.arguments, rows_of, strict=True)
+        given = zip(step.arguments, self._exchange(self._reads(step.arguments)), strict=True)
         results = self.results_of(self.schedule.chain_of(step), given, step.size, where)
         for (kind, start), rows in zip(step.results, results, strict=True):
             self.pending.append(Write(self.buffers[kind], start, rows))
@@ -360,16 +278,13 @@ class Run:
         return checked
 
     def _in_working_precision(self, rows: Rows, row_type: RowType, where: str) -> Rows:
-        dtypes = self._dtypes(parts_of(row_type), rows)
+        dtypes = self._dtypes(parts_of(row_type))
         _check_precision(dtypes, rows, self.called.signature, where)  # type: ignore[union-attr]
         return tuple(row.to(dtype) for row, dtype in zip(rows, dtypes, strict=True))
 
-    def _dtypes(self, parts: tuple[TensorType, ...], rows: Rows) -> tuple[torch.dtype, ...]:
-        """Return the dtypes in which rows of a type are kept, which may leave the parts open."""
-        parts = parts * len(rows) if len(parts) != len(rows) else parts
-        pairs = [(part.dtype, row.dtype) for part, row in zip(parts, rows, strict=True)]
-        working = self.engine.working_dtype
-        return tuple(own if wanted is None else working(wanted) for wanted, own in pairs)
+    def _dtypes(self, parts: tuple[TensorType, ...]) -> tuple[torch.dtype, ...]:
+        """Return the dtypes in which rows of a type are kept."""
+        return tuple(self.engine.working_dtype(part.dtype) for part in parts)
 
     def _exchange(self, reads: Sequence[Read], copy: bool = False) -> list[Rows]:
         """Write the pending rows, then read."""
@@ -388,7 +303,7 @@ class Run:
                 reads.append(Read(buffer, self._pick(first)))
             else:
                 index = flat[first.offset : first.offset + num_arguments * first.length]
-                reads.append(Read(buffer, index, num_arguments, first.stride > 1))
+                reads.append(Read(buffer, index, num_arguments))
             number += num_arguments
         return reads
 
@@ -397,19 +312,17 @@ class Run:
 
     def touch_unused(self) -> None:
         """Call unused operations on zero rows: other ranks wait for all their gradients."""
-        known = self.known
         used = {self.operations[number].operation for number in self.schedule.operations}
         no_row = self.schedule.index[:0]
         for operation in self.engine.operations:
             signature = operation.signature
-            row_types = [row_type_of(wanted) for wanted in signature.inputs]
-            if operation in used or any(is_open(t) and t not in known for t in row_types):
+            if operation in used:
                 continue
             arguments: list[Any] = []
-            for wanted, row_type in zip(signature.inputs, row_types, strict=True):
-                parts = known.get(row_type) or self.engine.no_rows(row_type)
-                none = tuple(part.new_zeros((0, *part.shape[1:])) for part in parts)
-                rows, is_ragged = _argument(row_type, none), isinstance(wanted, Ragged)
+            for wanted in signature.inputs:
+                row_type = row_type_of(wanted)
+                rows = _argument(row_type, self.engine.no_rows(row_type))
+                is_ragged = isinstance(wanted, Ragged)
                 arguments.append(RaggedRows(rows, no_row, 0) if is_ragged else rows)
             results = operation(*arguments)
             # A module without arguments always returns its one row.
@@ -453,7 +366,7 @@ current_run: ContextVar[Run | None] = ContextVar("current_run", default=None)
 
 def _argument(row_type: RowType, rows: Rows) -> Any:
     """Return rows as a module takes them: a tensor or a tuple of tensors."""
-    return rows[0] if len(rows) == 1 and not isinstance(row_type, tuple) else rows
+    return rows if isinstance(row_type, tuple) else rows[0]
 
 
 def _input_rows(inputs: Mapping[RowType | str, Any], spec: BufferSpec) -> Rows | None:
@@ -469,8 +382,6 @@ def _input_rows(inputs: Mapping[RowType | str, Any], spec: BufferSpec) -> Rows |
         hint = f"engine(schedule, inputs={{{tag or '<row type>'!r}: rows}})"
         raise mismatch(ValueError, what, f"{spec.inputs} rows", got, hint=hint)
     rows = given if isinstance(given, tuple) else (given,)
-    if len(parts) == 1 and parts[0].shape is None:
-        parts *= len(rows)
     if all(isinstance(part, Tensor) and part.dim() > 0 for part in rows) and any(
         part.size(0) != spec.inputs for part in rows
     ):
@@ -541,10 +452,7 @@ def _check_precision(
 def _fits(row: Any, part: TensorType, size: int) -> bool:
     if not isinstance(row, Tensor):
         return False
-    one_row = row.shape[1:] if part.shape is None else part.shape
     # Half, single and double precision mix (autocast, .double()); other dtypes do not.
-    return row.shape == (size, *one_row) and (
-        part.dtype is None
-        or row.dtype == part.dtype
-        or (row.dtype.is_floating_point and part.dtype.is_floating_point)
+    return row.shape == (size, *part.shape) and (
+        row.dtype == part.dtype or (row.dtype.is_floating_point and part.dtype.is_floating_point)
     )

@@ -18,18 +18,7 @@ from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 from pyg_dynbatch.core.errors import Mismatch, checked_choice, describe_value, mismatch
 from pyg_dynbatch.core.movable import MovablePlan, plan_part
 from pyg_dynbatch.core.native import extension
-from pyg_dynbatch.core.operation import Ragged, Signature, any_type
-from pyg_dynbatch.core.steps import (
-    GATHER,
-    ZEROS,
-    BufferSpec,
-    IndexSlice,
-    Output,
-    ScheduleStats,
-    Step,
-    Steps,
-    contiguous,
-)
+from pyg_dynbatch.core.steps import ScheduleStats
 from pyg_dynbatch.core.structure import (
     array_of,
     checked_depth,
@@ -39,9 +28,7 @@ from pyg_dynbatch.core.structure import (
     numbers_among_equals,
 )
 
-INPUTS, STATES = 0, 1  # numbers of the two buffers
 DIRECTIONS = ("bottom_up", "top_down")
-_INPUT, _STATE = any_type("input"), any_type("state")
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -61,6 +48,7 @@ class Levels(MovablePlan):
         direction: ``"bottom_up"`` or ``"top_down"``.
         level_sizes: Number of nodes of each level.
         level_inputs: Number of nodes of each level that read an input; they come first.
+        level_children: Number of entries of ``children`` of each level.
         single_parent: Whether the state of each node is read at most once.
         checksums: Of the edges, the child slots (None without any) and the mask of inputs.
 
@@ -95,7 +83,6 @@ class Levels(MovablePlan):
     child_start = plan_part("child_start", "Offset of the children of each node, in level order.")
     edge_order = plan_part("edge_order", "Edges in the order in which their children are listed.")
     row = plan_part("row", "Row of the state of each node, from 1, in node order.")
-    example = plan_part("example", "Example of each node.")
     input_node = plan_part("input_node", "Nodes that read an input row, in the order of the rows.")
 
     def _read(self, name: str) -> Tensor:
@@ -132,61 +119,21 @@ class Levels(MovablePlan):
         vars(self)["_checked"] = self._version
         return self
 
-    def to_steps(self, leaf: Signature | None = None) -> Steps:
-        """Return the batched calls of an operation ``"node"``, one per level, for an engine.
-
-        It reads the row numbers on the host, so call it before the batch is moved to a device.
-
-        Args:
-            leaf: Operation that is called on the inputs of the first level instead.
-
-        Returns:
-            Steps with one output, ``"node"``: the states in node order.
-        """
-        self.check()
-        index, arity, steps = self.index.cpu().numpy(), self.arity, list[Step]()
-        first = seen = child = 0
-        sizes = zip(self.level_sizes, self.level_inputs, self.level_children, strict=True)
-        (slots, _), (segments, _) = self._places["children"], self._places["child_segment"]
-        for level, (size, filled, children) in enumerate(sizes):
-            start = seen + 1 if filled == size else GATHER if filled else ZEROS
-            reads = [IndexSlice(INPUTS, first, size, start)]
-            if level == 0 and leaf is not None:
-                pass
-            elif arity is None:
-                start = contiguous(index[slots + child : slots + child + children])
-                given = slots + child, children, start, segments + child
-                reads.append(IndexSlice(STATES, *given))
-            else:
-                own = index[slots + child : slots + child + children].reshape(size, arity)
-                starts = [contiguous(own[:, slot]) if level else ZEROS for slot in range(arity)]
-                offset = slots + child
-                reads += [
-                    IndexSlice(STATES, offset + slot, size, start, -1, arity)
-                    for slot, start in enumerate(starts)
-                ]
-            number = int(level == 0 and leaf is not None)
-            steps.append(Step(number, size, tuple(reads), ((STATES, first + 1),)))
-            first, seen, child = first + size, seen + filled, child + children
-        states = (Ragged(_STATE),) if arity is None else (_STATE,) * arity
-        node = Signature("node", (_INPUT, *states), (_STATE,), random=True)
-        rows = self._places["row"][0], self.num_nodes, GATHER if self.num_nodes else 0
-        return Steps(
-            signatures=(node,) if leaf is None else (node, leaf),
-            buffers=(
-                BufferSpec(_INPUT, 1, self.num_inputs, self.num_inputs + 1),
-                BufferSpec(_STATE, 1, 0, self.num_nodes + 1),
-            ),
-            steps=tuple(steps),
-            index=self.index,
-            constants=(None, None),
-            outputs={"node": Output(IndexSlice(STATES, *rows), self._places["example"][0])},
-            num_examples=self.num_examples,
-        )
-
     def stats(self) -> ScheduleStats:
-        """Count levels, rows, the critical path, and the copies that Fold would make."""
-        return self.cpu().to_steps().stats()
+        """Count levels and rows, as for the steps of recordings."""
+        levels = self.num_levels
+        return ScheduleStats(
+            examples=self.num_examples,
+            steps=levels,
+            rows=self.num_nodes,
+            merged_calls=0,
+            critical_path=levels,
+            lower_bound=levels,
+            widths=self.level_sizes,
+            operations=("node",) * levels,
+            gathered_rows=sum(self.level_children[1:]),
+            fold_steps=levels,
+        )
 
     def belongs_to(self, **fields: Tensor | None) -> bool:
         """Return whether the schedule was made from these edges, and perhaps other fields.
@@ -253,8 +200,8 @@ class Levels(MovablePlan):
     __hash__ = None  # type: ignore[assignment]
 
     def __repr__(self) -> str:
-        examples, nodes = self.num_examples, self.num_nodes
-        return f"Levels({examples} examples, {self.num_levels} levels, {nodes} nodes)"
+        levels = f"{self.num_levels} levels"
+        return f"Levels({self.num_examples} examples, {levels}, {self.num_nodes} nodes)"
 
 
 torch.serialization.add_safe_globals([Levels])
@@ -264,11 +211,15 @@ def _places(
     nodes: int, edges: int, arity: int | None, num_inputs: int
 ) -> dict[str, tuple[int, int]]:
     """Return where each vector of the flat index begins and ends."""
-    ragged = arity is None
-    lengths = {"input_row": nodes, "children": edges if arity is None else nodes * arity}
-    lengths |= {"child_segment": edges * ragged, "child_start": nodes * ragged}
-    lengths |= {"edge_order": edges * ragged, "row": nodes, "example": nodes}
-    lengths["input_node"] = num_inputs
+    is_ragged = arity is None
+    lengths = {
+        "children": edges if arity is None else nodes * arity,
+        "child_segment": edges if is_ragged else 0,
+        "child_start": nodes if is_ragged else 0,
+        "edge_order": edges if is_ragged else 0,
+        "row": nodes,
+        "input_node": num_inputs,
+    }
     return dict(zip(lengths, pairwise(accumulate(lengths.values(), initial=0)), strict=True))
 
 
@@ -311,15 +262,21 @@ def schedule_structure(
     for name, field in fields.items():
         is_dense = isinstance(field, Tensor) and field.layout == torch.strided and not field.is_meta
         if not is_dense and (field is not None or name == "edge_index"):
-            what = f"schedule_structure: {name} is not a dense tensor"
-            raise mismatch(TypeError, what, "a tensor", describe_value(field))
+            problem = f"schedule_structure: {name} is not a dense tensor"
+            raise mismatch(TypeError, problem, "a tensor", describe_value(field))
     num_nodes = _checked_number("num_nodes", num_nodes)
     if arity is not None:
         arity = _checked_number("arity", arity, "None for any number of children")
-    has_input = input_mask(has_input)
-    sizes = _counts([num_nodes] if example_sizes is None else example_sizes)
-    given = edge_index, num_nodes, child_slot, arity, has_input, sizes, direction == "top_down"
-    return _scheduled(_Structure(*given))
+    structure = _Structure(
+        edge_index,
+        num_nodes,
+        child_slot,
+        arity,
+        input_mask(has_input),
+        _counts([num_nodes] if example_sizes is None else example_sizes),
+        direction == "top_down",
+    )
+    return _scheduled(structure)
 
 
 def _counts(example_sizes: Any) -> np.ndarray:
@@ -329,16 +286,18 @@ def _counts(example_sizes: Any) -> np.ndarray:
     except ValueError:  # lists of different lengths
         is_vector = False
     if not is_vector:
-        what, got = "schedule_structure: example_sizes are not integers", repr(example_sizes)[:200]
-        raise mismatch(TypeError, what, "one integer per example", got)
+        problem = "schedule_structure: example_sizes are not integers"
+        got = repr(example_sizes)[:200]
+        raise mismatch(TypeError, problem, "one integer per example", got)
     return examples.astype(np.int64, copy=False)
 
 
 def _checked_number(name: str, number: Any, hint: str = "") -> int:
     # Not SupportsIndex, which takes as long to compare as all edges of a tree.
     if not hasattr(number, "__index__") or not 0 <= index(number) < 2**31:
-        what, wanted = f"schedule_structure: invalid {name}", "an integer from 0 to 2 ** 31 - 1"
-        raise mismatch(ValueError, what, wanted, repr(number), hint=hint)
+        problem = f"schedule_structure: invalid {name}"
+        expected = "an integer from 0 to 2 ** 31 - 1"
+        raise mismatch(ValueError, problem, expected, repr(number), hint=hint)
     return index(number)
 
 
@@ -359,23 +318,22 @@ def _problem_of(levels: Levels) -> str:
     part = {name: found[start:end] for name, (start, end) in places.items()}
     limits = {
         "children": (0, nodes), "child_start": (0, edges), "edge_order": (0, edges - 1),
-        "row": (1, nodes), "example": (0, levels.num_examples - 1), "input_node": (0, nodes - 1),
+        "row": (1, nodes), "input_node": (0, nodes - 1),
     }  # fmt: skip
     for name, (least, most) in limits.items():
         if part[name].size and (part[name].min() < least or part[name].max() > most):
             return f"{name}: from {part[name].min()} to {part[name].max()}"
-    example = part["example"]
     if any(np.bincount(part[name]).max(initial=0) > 1 for name in ("row", "edge_order")):
         return "row or edge_order: one number twice"
-    if (example[1:] < example[:-1]).any() or (np.diff(part["child_start"], append=edges) < 0).any():
-        return "example or child_start: not in ascending order"
+    if (np.diff(part["child_start"], append=edges) < 0).any():
+        return "child_start: not in ascending order"
     try:
         made = _schedule_again(levels, part)
     except ValueError as error:
         return str(error)
     wrong = [name for name in _SIZES if getattr(levels, name) != getattr(made, name)]
     for name, (start, end) in places.items():
-        if name != "example" and not np.array_equal(made.index[start:end], part[name]):
+        if not np.array_equal(made.index[start:end], part[name]):
             wrong.append(name)
     return "" if not wrong else f"other {' and '.join(wrong)} than of their edges"
 
@@ -417,61 +375,77 @@ class _Structure(NamedTuple):
 
     def levels(self, index: Tensor, per_level: Iterable[Any], single_parent: bool) -> Levels:
         """Return the levels; per level, nodes, inputs and children are counted."""
-        counts = self.num_nodes, self.edge_index.size(1), self.examples.size
-        kind = self.arity, DIRECTIONS[self.down]
         sizes, inputs, children = map(tuple, per_level)
-        reads = self.has_input
-        if reads is None:
-            reads = torch.from_numpy(np.ones(self.num_nodes, dtype=bool))
-        made_of = checksum(self.edge_index), checksum(self.child_slot), checksum(reads)
-        made = Levels(index, *counts, *kind, sizes, inputs, children, single_parent, made_of)
-        return made._trust()
+        has_input = self.has_input
+        if has_input is None:
+            has_input = torch.from_numpy(np.ones(self.num_nodes, dtype=bool))
+        fields = (self.edge_index, self.child_slot, has_input)
+        levels = Levels(
+            index=index,
+            num_nodes=self.num_nodes,
+            num_edges=self.edge_index.size(1),
+            num_examples=self.examples.size,
+            arity=self.arity,
+            direction=DIRECTIONS[self.down],
+            level_sizes=sizes,
+            level_inputs=inputs,
+            level_children=children,
+            single_parent=single_parent,
+            checksums=tuple(map(checksum, fields)),
+        )
+        return levels._trust()
 
 
-def _scheduled(given: _Structure) -> Levels:
-    return _lay_out_in_c(given) or _lay_out(given)
+def _scheduled(structure: _Structure) -> Levels:
+    return _lay_out_in_c(structure) or _lay_out(structure)
 
 
-def _lay_out(given: _Structure) -> Levels:
+def _lay_out(structure: _Structure) -> Levels:
     """Compute the flat index by its definition, or raise an error that names what is wrong."""
-    nodes, arity = given.num_nodes, given.arity
-    source, target, slot, level, filled = _checked_fields(given)
-    order = sorted(range(nodes), key=lambda node: (level[node], not filled[node]))
+    nodes = structure.num_nodes
+    arity = structure.arity
+    source, target, slot, level, reads_input = _checked_fields(structure)
+    order = sorted(range(nodes), key=lambda node: (level[node], not reads_input[node]))
     row = [0] * nodes
     for position, node in enumerate(order, 1):
         row[node] = position
-    incoming: list[list[tuple[int, int]]] = [[] for _ in range(nodes)]
+    incoming: list[list[tuple[int, int]]] = [[] for _ in range(nodes)]  # slots and edges
     for edge, parent in enumerate(target):
         incoming[parent].append((slot[edge], edge))
-    input_row, children, segment, start, edge_order = (list[int]() for _ in range(5))
-    sizes, inputs, listed = (Counter[int]() for _ in range(3))
+    children: list[int] = []
+    segment: list[int] = []
+    start: list[int] = []
+    edge_order: list[int] = []
+    level_sizes: Counter[int] = Counter()
+    level_inputs: Counter[int] = Counter()
+    level_children: Counter[int] = Counter()
     for node in order:
-        own, mine = level[node], sorted(incoming[node])
-        inputs[own] += filled[node]
-        input_row.append(inputs.total() if filled[node] else 0)
+        own_level = level[node]
+        slots = sorted(incoming[node])
         start.append(len(children))
         if arity is None:
-            children += [row[source[edge]] for _, edge in mine]
-            segment += [sizes[own]] * len(mine)
-            edge_order += [edge for _, edge in mine]
+            children += [row[source[edge]] for _, edge in slots]
+            segment += [level_sizes[own_level]] * len(slots)
+            edge_order += [edge for _, edge in slots]
         else:
-            child = {place: row[source[edge]] for place, edge in mine}
+            child = {place: row[source[edge]] for place, edge in slots}
             children += [child.get(place, 0) for place in range(arity)]
-        listed[own] += len(children) - start[-1]
-        sizes[own] += 1
+        level_children[own_level] += len(children) - start[-1]
+        level_inputs[own_level] += reads_input[node]
+        level_sizes[own_level] += 1
     ragged = [*segment, *start, *edge_order] if arity is None else []
-    example = np.arange(given.examples.size).repeat(given.examples).tolist()
-    reading = [node for node in order if filled[node]]
-    flat = [*input_row, *children, *ragged, *row, *example, *reading]
+    input_node = [node for node in order if reads_input[node]]
+    flat = [*children, *ragged, *row, *input_node]
     numbers = torch.tensor(flat, dtype=torch.int64, device="cpu")
-    per_level = ([counter[own] for own in sorted(sizes)] for counter in (sizes, inputs, listed))
+    counters = (level_sizes, level_inputs, level_children)
+    per_level = ([counter[each] for each in sorted(level_sizes)] for counter in counters)
     single_parent = max(Counter(source).values(), default=0) <= 1
-    return given.levels(numbers, per_level, single_parent)
+    return structure.levels(numbers, per_level, single_parent)
 
 
-def _checked_fields(given: _Structure) -> tuple[list[int], ...]:
+def _checked_fields(structure: _Structure) -> tuple[list[int], ...]:
     """Check all fields; return source, target and slot of each edge, level and input of nodes."""
-    edge_index, nodes, child_slot, arity, has_input, examples, down = given
+    edge_index, nodes, child_slot, arity, has_input, examples, down = structure
     source, target = checked_edges(edge_index, nodes, "schedule_structure")
     edges = source.size
     if child_slot is not None:
@@ -482,43 +456,44 @@ def _checked_fields(given: _Structure) -> tuple[list[int], ...]:
     if down:
         source, target = target, source
     level = checked_depth(source, target, nodes)
-    filled = np.ones(nodes, dtype=bool)
+    reads_input = np.ones(nodes, dtype=bool)
     if has_input is not None:
-        filled = _checked("has_input", has_input, nodes, "node", torch.bool)
+        reads_input = _checked("has_input", has_input, nodes, "node", torch.bool)
     if arity is not None:
         _check_slots(source, target, slot, arity)
     # Larger ones could add up to anything.
     if examples.sum() != nodes or (examples < 0).any() or (examples > nodes).any():
-        what = "schedule_structure: example_sizes does not fit the nodes"
-        wanted = f"numbers >= 0 that add up to {nodes}"
-        raise mismatch(ValueError, what, wanted, examples.tolist())
-    return tuple(each.tolist() for each in (source, target, slot, level, filled))
+        problem = "schedule_structure: example_sizes does not fit the nodes"
+        expected = f"numbers >= 0 that add up to {nodes}"
+        raise mismatch(ValueError, problem, expected, examples.tolist())
+    return tuple(each.tolist() for each in (source, target, slot, level, reads_input))
 
 
 def _check_slots(source: np.ndarray, target: np.ndarray, slot: np.ndarray, arity: int) -> None:
     if slot.size and int(slot.max()) >= arity:
         edge = int((slot >= arity).argmax())
-        what = f"schedule_structure: node {target[edge]} has a child beyond the arity"
-        wanted, got, where = f"child slots below {arity}", f"slot {slot[edge]}", f"edge {edge}"
+        problem = f"schedule_structure: node {target[edge]} has a child beyond the arity"
+        expected = f"child slots below {arity}"
+        got = f"slot {slot[edge]}"
         hint = (
             f"arity={int(slot.max()) + 1}; or for any number of children arity=None of a loader, "
             "cell='child_sum' of a model"
         )
-        raise mismatch(ValueError, what, wanted, got, where=where, hint=hint)
+        raise mismatch(ValueError, problem, expected, got, where=f"edge {edge}", hint=hint)
     place = target * arity + slot
     unique, counts = np.unique(place, return_counts=True)
     if (counts > 1).any():
         twice = int(unique[counts > 1][0])
-        what = f"schedule_structure: node {twice // arity} has two arguments in one slot"
+        problem = f"schedule_structure: node {twice // arity} has two arguments in one slot"
         got = f"slot {twice % arity} taken by nodes {source[place == twice].tolist()}"
         hint = "one slot per child; use arity=None if a top-down node has several parents"
-        raise mismatch(ValueError, what, "one argument per slot", got, hint=hint)
+        raise mismatch(ValueError, problem, "one argument per slot", got, hint=hint)
 
 
-def _lay_out_in_c(given: _Structure) -> Levels | None:
+def _lay_out_in_c(structure: _Structure) -> Levels | None:
     """Like :func:`_lay_out`, in C; None without the extension and where something is invalid."""
     native = extension()
-    edge_index, nodes, child_slot, arity, has_input, examples, down = given
+    edge_index, nodes, child_slot, arity, has_input, examples, down = structure
     if native is None or nodes < 0 or examples.ndim != 1 or edge_index.dim() != 2:
         return None
     edges = edge_index.size(1)
@@ -534,21 +509,22 @@ def _lay_out_in_c(given: _Structure) -> Levels | None:
     filled = None if has_input is None else has_input.contiguous().numpy()
     # At least as long as needed: the last vector has one entry per input.
     size = _places(nodes, edges, arity, nodes)["input_node"][1]
-    numbers, found = np.empty(size, np.int64), np.empty((nodes, 3), np.int64)
-    room = np.empty(2 * nodes + edges + 2, np.int64)
-    first = edge_index.data_ptr()
-    source, target = (first + 8 * edges * down, first + 8 * edges * (not down))
+    numbers = np.empty(size, np.int64)
+    counts = np.empty((nodes, 3), np.int64)  # nodes, inputs and children of each level
+    room = np.empty(3 * nodes + edges + 2, np.int64)
+    first_row = edge_index.data_ptr()
+    second_row = first_row + 8 * edges
     levels = native.levels(
         nodes=nodes, edges=edges, arity=-1 if arity is None else index(arity),
-        examples=examples.size, source=source, target=target, slot=child_slot,
-        filled=filled, example_sizes=examples, by_target=not down, index=numbers, levels=found,
-        room=room,
+        examples=examples.size, source=second_row if down else first_row,
+        target=first_row if down else second_row, slot=child_slot, filled=filled,
+        example_sizes=examples, by_target=not down, index=numbers, levels=counts, room=room,
     )  # fmt: skip
     if levels < 0:
         return None
-    per_level = found[:levels].T.tolist()
+    per_level = counts[:levels].T.tolist()
     used = torch.from_numpy(numbers[: size - nodes + sum(per_level[1])])
-    return given.levels(used, per_level, bool(room[0]))
+    return structure.levels(used, per_level, bool(room[0]))
 
 
 def _is_plain(
@@ -565,14 +541,15 @@ def _checked(
     name: str, values: Tensor, length: int, per: str, dtype: torch.dtype = torch.int64
 ) -> np.ndarray:
     """Check dtype and length of a field, and that integers are not negative."""
-    found = array_of(values)
-    negative = bool(found.size) and values.dtype == torch.int64 and found.min() < 0
-    if negative or values.dtype != dtype or found.shape != (length,):
-        what = f"schedule_structure: {name} has an invalid shape, dtype or value"
-        wanted = f"{str(dtype).removeprefix('torch.')} tensor [{length}], one number >= 0 per {per}"
-        got = describe_value(values) + (f", smallest {found.min()}" if negative else "")
-        raise mismatch(ValueError, what, wanted, got)
-    return found
+    array = array_of(values)
+    is_negative = values.dtype == torch.int64 and array.min(initial=0) < 0
+    if is_negative or values.dtype != dtype or array.shape != (length,):
+        problem = f"schedule_structure: {name} has an invalid shape, dtype or value"
+        kind = str(dtype).removeprefix("torch.")
+        expected = f"{kind} tensor [{length}], one number >= 0 per {per}"
+        got = describe_value(values) + (f", smallest {array.min()}" if is_negative else "")
+        raise mismatch(ValueError, problem, expected, got)
+    return array
 
 
 def derive_levels(
@@ -584,10 +561,11 @@ def derive_levels(
     starts = None if (ptr := fields.get("ptr")) is None else array_of(ptr)
 
     def scheduled(own: Mapping[str, Any], nodes: int, sizes: np.ndarray) -> Levels:
-        edges, slots = own["edge_index"], own.get("child_slot")
-        reads = input_mask(own.get("has_input"))
-        down = direction == "top_down"
-        return _scheduled(_Structure(edges, nodes, slots, arity, reads, sizes, down))
+        edges = own["edge_index"]
+        slots = own.get("child_slot")
+        has_input = input_mask(own.get("has_input"))
+        is_down = direction == "top_down"
+        return _scheduled(_Structure(edges, nodes, slots, arity, has_input, sizes, is_down))
 
     try:
         sizes = _counts([num_nodes] if starts is None else starts[1:] - starts[:-1])

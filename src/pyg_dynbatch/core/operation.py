@@ -11,7 +11,7 @@ from torch import nn
 from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.core.row_law import draws_random_numbers
 from pyg_dynbatch.core.shadow import module_of
-from pyg_dynbatch.core.types import RowType, TensorType, describe, parts_of
+from pyg_dynbatch.core.types import RowType, TensorType, describe
 
 
 @dataclass(frozen=True)
@@ -66,28 +66,13 @@ class Signature:
         object.__setattr__(self, "inputs", tuple(self.inputs))
         object.__setattr__(self, "outputs", tuple(self.outputs))
         if not self.name or not self.outputs:
-            what, got = "Signature: name or outputs are empty", (self.name, self.outputs)
-            raise mismatch(ValueError, what, "a name and at least one output", got)
+            problem = "Signature: name or outputs are empty"
+            got = (self.name, self.outputs)
+            raise mismatch(ValueError, problem, "a name and at least one output", got)
         if self.random and not self.inputs:
-            what = f"Signature {self.name!r}: random, but without an argument"
+            problem = f"Signature {self.name!r}: random, but without an argument"
             hint = "call it on a constant"
-            raise mismatch(ValueError, what, "one row of an argument per call", self, hint=hint)
-
-    def fits(self, called: "Signature") -> bool:
-        """Return whether a schedule that calls ``called`` can be run with this signature.
-
-        Types that the schedule leaves open (see :func:`any_type`) fit any type.
-        """
-        mine, theirs = (*self.inputs, *self.outputs), (*called.inputs, *called.outputs)
-        return called is self or (
-            len(self.inputs) == len(called.inputs)
-            and len(mine) == len(theirs)
-            and all(
-                isinstance(a, Ragged) == isinstance(b, Ragged)
-                and (row_type_of(a) == row_type_of(b) or is_open(row_type_of(b)))
-                for a, b in zip(mine, theirs, strict=True)
-            )
-        )
+            raise mismatch(ValueError, problem, "one row of an argument per call", self, hint=hint)
 
     def __str__(self) -> str:
         """Read like ``add(float32[3], float32[3]) -> float32[3]``."""
@@ -95,14 +80,9 @@ class Signature:
         return f"{self.name}({inputs}) -> {', '.join(describe(o) for o in self.outputs)}"
 
 
-def row_type_of(wanted: RowType | Ragged) -> RowType:
+def row_type_of(argument: RowType | Ragged) -> RowType:
     """Return the row type of an argument, ragged or not."""
-    return wanted.row_type if isinstance(wanted, Ragged) else wanted
-
-
-def is_open(row_type: RowType) -> bool:
-    """Return whether the shape of a row type is that of the first row written."""
-    return any(part.shape is None for part in parts_of(row_type))
+    return argument.row_type if isinstance(argument, Ragged) else argument
 
 
 class Function:
@@ -135,15 +115,15 @@ class Operation(nn.Module):
     def __init__(self, signature: Signature, module: Callable[..., Any]) -> None:
         super().__init__()
         if not callable(module):
-            what = f"Operation {signature.name!r}: module is not callable"
-            wanted = "an nn.Module or a function of batched tensors"
-            raise mismatch(TypeError, what, wanted, type(module).__name__)
+            problem = f"Operation {signature.name!r}: module is not callable"
+            expected = "an nn.Module or a function of batched tensors"
+            raise mismatch(TypeError, problem, expected, type(module).__name__)
         self.signature = signature
         self.module = module
         if (owner := module_of(module)) is not module:
             self.owner = owner
-        types = *signature.inputs, *signature.outputs
-        self.is_plain = all(type(kind) is TensorType and kind.shape is not None for kind in types)
+        types = (*signature.inputs, *signature.outputs)
+        self.is_plain = all(type(each) is TensorType for each in types)
 
     def forward(self, *arguments: Any) -> Any:
         """Run the module on batched rows; one row of every argument belongs to one call."""
@@ -165,7 +145,8 @@ def is_unchanged(module: object, **code: Any) -> bool:
     """Whether a module has these methods and no hooks of its own; there may be global hooks."""
     if not isinstance(module, nn.Module):
         return False
-    own, kind = vars(module), type(module)
+    own = vars(module)
+    kind = type(module)
     if any(own[hooks] for hooks in HOOKS) or kind.__call__ is not nn.Module.__call__:
         return False
     return all(
@@ -233,18 +214,20 @@ class Operations(nn.Module):
         key = _identity(module), tuple(inputs)
         if known := self._added.get(key):
             if known.outputs != tuple(outputs):
-                what = f"Operations: {known.name!r} was added before with other outputs"
-                both = (known.outputs, outputs)
-                raise mismatch(ValueError, what, *(", ".join(map(describe, o)) for o in both))
+                problem = f"Operations: {known.name!r} was added before with other outputs"
+                expected = ", ".join(map(describe, known.outputs))
+                got = ", ".join(map(describe, outputs))
+                raise mismatch(ValueError, problem, expected, got)
             return known
         if not name:
             stem = type(module).__name__.lower()
             names = chain([stem], (f"{stem}_{number}" for number in count(1)))
             name = next(free for free in names if free not in self)
         if name in self or "." in name:
-            what = f"Operations: the name {name!r} is taken or has a full stop"
-            taken = ", ".join(s.name for s in self.signatures)
-            raise mismatch(ValueError, what, f"a name without a full stop, none of: {taken}", name)
+            problem = f"Operations: the name {name!r} is taken or has a full stop"
+            taken = ", ".join(signature.name for signature in self.signatures)
+            expected = f"a name without a full stop, none of: {taken}"
+            raise mismatch(ValueError, problem, expected, name)
         draws = draws_random_numbers(module, inputs) if random is None else random
         signature = Signature(name, tuple(inputs), tuple(outputs), draws)
         self._by_name[_KEY + name] = Operation(signature, module)
@@ -275,8 +258,3 @@ class Operations(nn.Module):
     def signatures(self) -> tuple[Signature, ...]:
         """All signatures, in the order the operations were added."""
         return tuple(operation.signature for operation in self)
-
-
-def any_type(tag: str) -> TensorType:
-    """Return a tensor type whose shape and dtype are those of the first row written."""
-    return TensorType(None, None, tag)

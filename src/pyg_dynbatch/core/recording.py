@@ -624,8 +624,8 @@ def _check_row_type(method: str, row_type: object) -> None:
 
 def holds_rows_of(array: np.ndarray, part: TensorType) -> bool:
     """Return whether an array holds constants of a type without loss."""
-    stored = np.float64 if part.dtype in (None, torch.float32) else numpy_dtype_of(part.dtype)
-    return np.can_cast(array.dtype, stored) and part.shape in (None, array.shape[1:])
+    stored = np.float64 if part.dtype == torch.float32 else numpy_dtype_of(part.dtype)
+    return np.can_cast(array.dtype, stored) and part.shape == array.shape[1:]
 
 
 def is_count(number: Any) -> bool:
@@ -646,9 +646,6 @@ def checked_integers(name: str, values: Any) -> list[int]:
 
 def _constant_row(part: TensorType, data: Any) -> np.ndarray:
     """Convert a constant to an array of the shape and dtype of its type."""
-    if part.shape is None or part.dtype is None:
-        what = "Recording.constant: the type leaves shape or dtype open"
-        raise mismatch(TypeError, what, "a TensorType with shape and dtype", part)
     if np.ma.is_masked(data):
         raise mismatch(TypeError, "Recording.constant: an entry is masked", part, repr(data))
     try:

@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
 from pyg_dynbatch.core.engine import Engine
@@ -39,63 +40,73 @@ def run_one_by_one(
         >>> run_one_by_one(Engine(operations), [recording])["output"]
         tensor([8.])
     """
-    used: Counter[RowType] = Counter()
+    rows_used: Counter[RowType] = Counter()
     collected: dict[str, list[Rows]] = {}
     for recording in checked_recordings(recordings, "run_one_by_one"):
-        values = _run(engine, recording, inputs or {}, used)
-        for name, marked in recording.outputs.items():
-            collected.setdefault(name, []).extend(values[number] for number in marked)
-        used.update(recording.num_inputs)
+        values = _run(engine, recording, inputs or {}, rows_used)
+        for name, numbers in recording.outputs.items():
+            collected.setdefault(name, []).extend(values[number] for number in numbers)
+        rows_used.update(recording.num_inputs)
     results: dict[str, Any] = {}
-    for name, found in collected.items():
-        parts = tuple(torch.cat(part) for part in zip(*found, strict=True))
+    for name, rows in collected.items():
+        parts = tuple(torch.cat(part) for part in zip(*rows, strict=True))
         results[name] = parts[0] if len(parts) == 1 else parts
     return results
 
 
 def _run(
-    engine: Engine, recording: Recording, inputs: Mapping[Any, Any], used: Mapping[RowType, int]
+    engine: Engine,
+    recording: Recording,
+    inputs: Mapping[Any, Any],
+    rows_used: Mapping[RowType, int],
 ) -> dict[int, Rows]:
     """Return the parts of every value of a recording, each with a batch axis of size 1."""
     values: dict[int, Rows] = {}
-    constants: Counter[int] = Counter()
-    for begin, number, arguments, _ in recording.records():
-        kind, row_types, signature = recording.sites[number]
-        if signature is not None:
-            results: list[Any] = _call(engine, signature, arguments, values)
-        elif kind == INPUT:
-            place = used[row_types[0]] + arguments[0][0]
-            results = [_input_row(inputs, row_types[0], place)]
+    constants_used: Counter[int] = Counter()  # of each site
+    for record in recording.records():
+        site = recording.sites[record.number]
+        row_type = site.results[0]
+        if site.signature is not None:
+            results = _call(engine, site.signature, record.arguments, values)
+        elif site.kind == INPUT:
+            row = rows_used[row_type] + record.arguments[0][0]
+            results = [_input_row(inputs, row_type, row)]
         else:
-            row = slice(constants[number], constants[number] + 1)
-            constants[number] += 1
-            types = parts_of(row_types[0])
-            dtypes = (engine.working_dtype(part.dtype or torch.float32) for part in types)
-            own = zip(recording.constants_of(number), dtypes, strict=True)
-            results = [tuple(torch.as_tensor(p[row]).to(engine.device, kind) for p, kind in own)]
-        for slot, result in enumerate(results):
-            values[begin + slot] = result if isinstance(result, tuple) else (result,)
+            row = constants_used[record.number]
+            constants_used[record.number] += 1
+            constants = recording.constants_of(record.number)
+            results = [_constant(engine, row_type, constants, row)]
+        for value, result in enumerate(results, record.begin):
+            values[value] = result if isinstance(result, tuple) else (result,)
     return values
 
 
+def _constant(engine: Engine, row_type: RowType, constants: Sequence[np.ndarray], row: int) -> Rows:
+    pairs = zip(constants, parts_of(row_type), strict=True)
+    return tuple(
+        torch.as_tensor(rows[row : row + 1]).to(engine.device, engine.working_dtype(part.dtype))
+        for rows, part in pairs
+    )
+
+
 def _input_row(inputs: Mapping[Any, Any], row_type: RowType, row: int) -> Rows:
-    parts = parts_of(row_type)
-    given = inputs[row_type] if row_type in inputs else inputs[parts[0].tag]
-    given = given if isinstance(given, tuple) else (given,)
-    return tuple(part[row : row + 1] for part in given)
+    rows = inputs[row_type] if row_type in inputs else inputs[parts_of(row_type)[0].tag]
+    parts = rows if isinstance(rows, tuple) else (rows,)
+    return tuple(part[row : row + 1] for part in parts)
 
 
 def _call(
     engine: Engine, signature: Signature, reads: list[list[int]], values: Mapping[int, Rows]
 ) -> list[Any]:
-    arguments = []
-    for wanted, numbers in zip(signature.inputs, reads, strict=True):
-        row_type = row_type_of(wanted)
+    arguments: list[Any] = []
+    for input_type, numbers in zip(signature.inputs, reads, strict=True):
+        row_type = row_type_of(input_type)
         parts = engine.no_rows(row_type)
         if numbers:
-            parts = tuple(torch.cat(p) for p in zip(*(values[n] for n in numbers), strict=True))
+            rows_read = zip(*(values[number] for number in numbers), strict=True)
+            parts = tuple(torch.cat(part) for part in rows_read)
         rows: Any = parts if isinstance(row_type, tuple) else parts[0]
-        if isinstance(wanted, Ragged):
+        if isinstance(input_type, Ragged):
             segment_ids = torch.zeros(len(numbers), dtype=torch.int64, device=engine.device)
             rows = RaggedRows(rows, segment_ids, 1)
         arguments.append(rows)

@@ -44,21 +44,16 @@ class GradientBuffer:
         Variable._execution_engine.queue_callback(self._end)
 
     def _end(self) -> None:
-        self.totals, self.backward_pass = (), None
+        self.totals = ()
+        self.backward_pass = None
 
-    def add(
-        self, pick: Pick, num_arguments: int, stacked: bool, gradients: Sequence[Tensor | None]
-    ) -> None:
+    def add(self, pick: Pick, num_arguments: int, gradients: Sequence[Tensor | None]) -> None:
         """Add the gradients of rows that were read, for one argument or several."""
         self._begin(gradients)
         parts = len(self.totals)
+        picks = (pick,) if num_arguments == 1 else _split(pick, num_arguments)  # type: ignore[arg-type]
         for number, total in enumerate(self.totals):
-            mine = gradients[number::parts]
-            if stacked and not any(gradient is None for gradient in mine):
-                _add_rows(total, pick, _interleaved(mine))
-                continue
-            picks = (pick,) if num_arguments == 1 else _split(pick, num_arguments, stacked)  # type: ignore[arg-type]
-            for rows, gradient in zip(picks, mine, strict=True):
+            for rows, gradient in zip(picks, gradients[number::parts], strict=True):
                 if gradient is not None:
                     _add_rows(total, rows, gradient)
 
@@ -70,30 +65,11 @@ class GradientBuffer:
     def take(self, start: int, size: int, dtypes: Sequence[torch.dtype]) -> list[Tensor | None]:
         """Return the complete gradients of rows that were written."""
         self._begin()
-        found: list[Tensor | None] = []
+        gradients: list[Tensor | None] = []
         for total, dtype in zip(self.totals, dtypes, strict=True):
-            part = total[start : start + size] if has_gradient(dtype) else None
-            found.append(part if part is None or part.dtype == dtype else part.to(dtype))
-        return found
-
-
-def _interleaved(rows: Sequence[Any]) -> Tensor:
-    """Interleave tensors: all first rows, then all second rows, and so on."""
-    first, num_arguments = rows[0], len(rows)
-    width = first[0].numel() if first.size(0) else 0
-    offset = first.storage_offset()
-    if all(
-        _share_memory(part, first)
-        and part.storage_offset() == offset + position * width
-        and part.stride(0) == num_arguments * width
-        and part[:1].is_contiguous()
-        and not (part.is_conj() or part.is_neg())
-        for position, part in enumerate(rows)
-    ):
-        # The gradient of a concatenation: the rows are already interleaved.
-        shape = (first.size(0) * num_arguments, *first.shape[1:])
-        return first.as_strided(shape, (width, *first.stride()[1:]))
-    return torch.stack(list(rows), 1).flatten(0, 1)
+            part = total[start : start + size].to(dtype) if has_gradient(dtype) else None
+            gradients.append(part)
+        return gradients
 
 
 def _share_memory(one: Tensor, other: Tensor) -> bool:
@@ -121,7 +97,6 @@ class RowBuffer:
         self.rows = rows
         self.zero_rows = zero_rows
         self.parts: Rows = ()  # one tensor per part of the row type
-        self._blank: Rows = ()
         # Autograd keeps only this part: the rows may be freed before the backward pass.
         self.gradients = GradientBuffer()
 
@@ -140,7 +115,8 @@ class RowBuffer:
         self.rows = max(rows, self.rows)
         if self.parts and self.parts[0].size(0) >= rows:
             return
-        old, room = self.parts, max(rows, 2 * self.parts[0].size(0))
+        old = self.parts
+        room = max(rows, 2 * old[0].size(0))
         self.parts = tuple(part.new_empty((room, *part.shape[1:])) for part in old)
         self.put(0, old)
         self.gradients.sum_for(self.parts)
@@ -159,15 +135,6 @@ class RowBuffer:
             return tuple(part.clone() for part in rows) if copy else rows
         return tuple(part.index_select(0, pick) for part in self.parts)
 
-    def zeros(self, size: int) -> Rows:
-        """Return rows of zeros; the same memory every time."""
-        # In inference mode a change in place would go unnoticed.
-        own = torch.is_inference_mode_enabled()
-        if not own and self._blank and self._blank[0].size(0) >= size:
-            return tuple(part[:size] for part in self._blank)
-        self._blank = tuple(part.new_zeros((size, *part.shape[1:])) for part in self.parts)
-        return self._blank
-
     def read(self, token: Tensor, pick: Pick, copy: bool = False) -> Rows:
         """Read rows; their gradients are summed in the gradient buffer."""
         return exchange(token, (), [Read(self, pick)], copy)[1][0]
@@ -183,14 +150,13 @@ class Read(NamedTuple):
     buffer: RowBuffer
     pick: Pick
     num_arguments: int = 1
-    stacked: bool = False  # every num_arguments-th row belongs to the same argument
 
     def taken(self, copy: bool) -> Sequence[Tensor]:
         """Return the rows: the parts of the first argument, then those of the next."""
         rows = self.buffer.take(self.pick, copy)
         if self.num_arguments == 1:
             return rows
-        split = [_split(part, self.num_arguments, self.stacked) for part in rows]
+        split = [_split(part, self.num_arguments) for part in rows]
         # No views: torch would raise its own error for an in-place change before the engine does.
         return [part.data for parts in zip(*split, strict=True) for part in parts]
 
@@ -203,10 +169,8 @@ class Write(NamedTuple):
     rows: Rows
 
 
-def _split(rows: Tensor, num_arguments: int, stacked: bool) -> tuple[Tensor, ...]:
+def _split(rows: Tensor, num_arguments: int) -> tuple[Tensor, ...]:
     """Split rows, or row numbers, by argument."""
-    if stacked:
-        return tuple(rows[position::num_arguments] for position in range(num_arguments))
     return rows.chunk(num_arguments) if rows.size(0) else (rows,) * num_arguments
 
 
@@ -270,13 +234,17 @@ class _Exchange(Function):
     @staticmethod
     def backward(ctx: Any, _: Tensor | None, *gradients: Tensor | None) -> Any:
         first = 0
-        for total, parts, pick, num_arguments, stacked in ctx.reads:
+        for total, parts, pick, num_arguments in ctx.reads:
             last = first + num_arguments * parts
-            total.add(pick, num_arguments, stacked, gradients[first:last])
+            total.add(pick, num_arguments, gradients[first:last])
             first = last
-        found = [part for total, *what in ctx.written for part in total.take(*what)]
+        of_written = [
+            part
+            for total, start, size, dtypes in ctx.written
+            for part in total.take(start, size, dtypes)
+        ]
         token = torch.empty(0, device=ctx.device) if ctx.needs_input_grad[0] else None
-        return token, None, None, None, *found
+        return token, None, None, None, *of_written
 
 
 def check_no_transforms(owner: str) -> None:
@@ -294,10 +262,10 @@ def check_no_transforms(owner: str) -> None:
 
 def unsupported(owner: str, way: str, hint: str = "") -> RuntimeError:
     """Return the error for a way to run that schedules do not support."""
-    what = f"{owner}: {way} does not work through a schedule, which differs from batch to batch"
-    wanted = "a plain call, and backward() or autograd.grad()"
+    problem = f"{owner}: {way} does not work through a schedule, which differs from batch to batch"
+    expected = "a plain call, and backward() or autograd.grad()"
     hint = hint or "the cell or the operation alone, which is plain torch"
-    return mismatch(RuntimeError, what, wanted, hint=hint)
+    return mismatch(RuntimeError, problem, expected, hint=hint)
 
 
 def outside_graphs(forward: _Function) -> _Function:
@@ -333,6 +301,6 @@ def check_precision(owner: str, rows: Tensor, module: nn.Module) -> None:
     # Autocast does not change double precision.
     double = torch.float64 in (rows.dtype, weight.dtype)
     if double or not torch.is_autocast_enabled(rows.device.type):
-        what = f"{owner}: input rows and parameters differ in dtype"
+        problem = f"{owner}: input rows and parameters differ in dtype"
         hint = f"rows.to({weight.dtype}), or layer.to({rows.dtype})"
-        raise mismatch(TypeError, what, weight.dtype, rows.dtype, hint=hint)
+        raise mismatch(TypeError, problem, weight.dtype, rows.dtype, hint=hint)

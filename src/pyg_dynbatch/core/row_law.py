@@ -387,8 +387,7 @@ def draws_random_numbers(called: Any, inputs: Sequence[Any] = ()) -> bool:
     parts = () if owner is None else owner.modules()
     if getattr(called, "random", False) is True or any(map(_draws_itself, parts)):
         return True
-    are_known = all(type(kind) is TensorType and kind.shape is not None for kind in inputs)
-    if not inputs or not are_known:
+    if not inputs or not all(type(kind) is TensorType for kind in inputs):
         return False
     found = False
 

@@ -204,9 +204,8 @@ def draw_rows(
     for attempt, most in ((0, 3), (3, 3), (0, 1)):
         rows = []
         for kind in row_types:
-            shape, dtype = (3, *(kind.shape or ())), kind.dtype or torch.float32
-            number = attempt if has_gradient(dtype) else 1
-            rows.append(draw(shape, dtype, device, number, most))
+            number = attempt if has_gradient(kind.dtype) else 1
+            rows.append(draw((3, *kind.shape), kind.dtype, device, number, most))
         try:
             works(rows)
             return rows

@@ -15,8 +15,8 @@ from pyg_dynbatch.core.movable import MovablePlan
 from pyg_dynbatch.core.operation import Ragged, Signature
 from pyg_dynbatch.core.types import RowType, TensorType, describe
 
-GATHER, ZEROS = -1, -2
-"""Values of ``IndexSlice.start``: the rows are not contiguous; all of them are the row of zeros."""
+GATHER = -1
+"""Value of ``IndexSlice.start``: the rows are not contiguous."""
 
 
 class IndexSlice(NamedTuple):
@@ -25,13 +25,12 @@ class IndexSlice(NamedTuple):
     buffer: int  # its number
     offset: int  # where its row numbers begin in the flat index
     length: int
-    start: int  # first row if the rows are contiguous, otherwise GATHER or ZEROS
+    start: int  # first row if the rows are contiguous, otherwise GATHER
     segments: int = -1  # ragged arguments: where the call of each row is in the flat index
-    stride: int = 1  # from one row number to the next
 
     def rows_in(self, index: Tensor) -> Int[Tensor, " row"]:
         """Return the row numbers, from the flat index of the schedule."""
-        return index[self.offset : self.offset + self.length * self.stride : self.stride]
+        return index[self.offset : self.offset + self.length]
 
     def calls_in(self, index: Tensor) -> Int[Tensor, " row"]:
         """Return, for a ragged argument, the call within the step that each row belongs to."""
@@ -92,7 +91,7 @@ class Steps(MovablePlan):
         buffers: Sizes of the row buffers, to which index slices refer by number.
         steps: The batched calls in order.
         index: All row numbers, int64, flat.
-        constants: Constant rows of each buffer, one tensor per part; ``None`` for rows of zeros.
+        constants: Constant rows of each buffer, one tensor per part; ``None`` without any.
         outputs: Named outputs.
         num_examples: Number of examples.
         merged_calls: Calls saved because they repeat an earlier call on equal constants.
@@ -106,9 +105,13 @@ class Steps(MovablePlan):
         earlier step; nothing is copied forward level by level.
 
     Example:
-        >>> from pyg_dynbatch.core.levels import schedule_structure
-        >>> steps = schedule_structure(torch.tensor([[0, 1], [2, 2]]), 3).to_steps()
-        >>> [step.size for step in steps.steps]
+        >>> from pyg_dynbatch.core import Recording, schedule_recordings
+        >>> scalar, recording = TensorType(()), Recording()
+        >>> add = Signature("add", (scalar, scalar), (scalar,))
+        >>> one, two = (recording.constant(scalar, number) for number in (1.0, 2.0))
+        >>> sums = recording.call(add, one, two), recording.call(add, two, one)
+        >>> recording.output(recording.call(add, *sums))
+        >>> [step.size for step in schedule_recordings([recording]).steps]
         [2, 1]
     """
 
@@ -247,8 +250,6 @@ class Steps(MovablePlan):
 def _shown(read: IndexSlice) -> str:
     if read.start >= 0:
         return f"buffer {read.buffer}[{read.start}:{read.start + read.length}]"
-    if read.start == ZEROS:
-        return f"{read.length} rows of zeros"
     return f"gather {read.length} of buffer {read.buffer}"
 
 
@@ -298,7 +299,7 @@ def contiguous(rows: np.ndarray) -> int:
 
 def packed(slices: Sequence[IndexSlice], number: int) -> int:
     """Return how many consecutive arguments, from ``number`` on, one gather can read together."""
-    buffer, offset, length, start, segments, stride = slices[number]
+    buffer, offset, length, start, segments = slices[number]
     if length == 1 and start >= 0 and segments < 0:  # views of many rows take longer than a gather
         count = 1
         for other in islice(slices, number + 1, None):
@@ -308,16 +309,13 @@ def packed(slices: Sequence[IndexSlice], number: int) -> int:
         return count if count > 3 else 1
     if start != GATHER or segments >= 0:
         return 1
-    jump = length if stride == 1 else 1
-    count, last = 1, len(slices) - number
-    if stride > 1:
-        last = min(last, stride)
+    count = 1
+    last = len(slices) - number
     while count < last and slices[number + count] == (
-        buffer, offset + count * jump, length, GATHER, -1, stride,
+        buffer, offset + count * length, length, GATHER, -1,
     ):  # fmt: skip
         count += 1
-    # Strided arguments can only be read all together.
-    return count if stride in (1, count) else 1
+    return count
 
 
 torch.serialization.add_safe_globals(

@@ -18,9 +18,8 @@ class TensorType:
     """Shape and dtype of one row; rows of equal tensor types share one buffer.
 
     Args:
-        shape: Shape of one row without the batch axis; ``None`` for that of the first row written.
-        dtype: Dtype of the row; ``torch.float32`` stands for the working precision of the engine,
-            ``None`` for the dtype of the first row written.
+        shape: Shape of one row without the batch axis.
+        dtype: Dtype of the row; ``torch.float32`` stands for the working precision of the engine.
         tag: Distinguishes types of equal shape that must not mix.
 
     Reference:
@@ -31,14 +30,12 @@ class TensorType:
         False
     """
 
-    shape: tuple[int, ...] | None = ()
-    dtype: torch.dtype | None = torch.float32
+    shape: tuple[int, ...] = ()
+    dtype: torch.dtype = torch.float32
     tag: str = ""
 
     def __post_init__(self) -> None:
         """Turn lists into tuples; raise an error for negative dimensions."""
-        if self.shape is None:
-            return
         shape = tuple(map(int, self.shape))
         if min(shape, default=0) < 0:
             raise mismatch(ValueError, "TensorType: negative dimension", "sizes >= 0", list(shape))
@@ -46,8 +43,8 @@ class TensorType:
 
     def __str__(self) -> str:
         """Read like ``float32[150]``."""
-        name = "any" if self.dtype is None else str(self.dtype).removeprefix("torch.")
-        size = "…" if self.shape is None else ", ".join(map(str, self.shape))
+        name = str(self.dtype).removeprefix("torch.")
+        size = ", ".join(map(str, self.shape))
         return f"{name}[{size}]" + (f"<{self.tag}>" if self.tag else "")
 
 
@@ -60,9 +57,9 @@ def parts_of(row_type: RowType) -> tuple[TensorType, ...]:
     return row_type if isinstance(row_type, tuple) else (row_type,)
 
 
-def is_row_type(given: object) -> bool:
+def is_row_type(value: object) -> bool:
     """Return whether an object is a tensor type or a tuple of some."""
-    parts = given if isinstance(given, tuple) else (given,)
+    parts = value if isinstance(value, tuple) else (value,)
     return bool(parts) and all(isinstance(part, TensorType) for part in parts)
 
 
@@ -109,7 +106,8 @@ class RaggedRows(NamedTuple):
             >>> RaggedRows(torch.zeros(3), torch.tensor([0, 0, 1]), 2).softmax().tolist()
             [0.5, 0.5, 1.0]
         """
-        ids, scores = self.segment_ids, self.rows
+        ids = self.segment_ids
+        scores = self.rows
         most = scores.new_full((self.num_calls,), -torch.inf)
         most = most.scatter_reduce(0, ids, scores.detach(), "amax")
         each = self._replace(rows=(scores - most.index_select(0, ids)).exp())
@@ -128,7 +126,8 @@ def dtype_of_sums(dtype: torch.dtype) -> torch.dtype:
 
 def overflowing_value(values: np.ndarray | torch.Tensor, dtype: torch.dtype) -> Any:
     """Return a finite number that a dtype cannot hold, other than by rounding; None if none."""
-    array, stored = np.asarray(values), numpy_dtype_of(dtype)
+    array = np.asarray(values)
+    stored = numpy_dtype_of(dtype)
     # Dtypes that numpy does not have are stored in a wider one.
     is_own = stored.itemsize == dtype.itemsize
     if not array.size or (is_own and np.can_cast(array.dtype, stored)):
@@ -154,14 +153,14 @@ def range_of(dtype: torch.dtype) -> str:
     return f"from {info.min} to {info.max}"
 
 
-def constant_dtype(given: np.dtype[Any], dtype: torch.dtype | None) -> np.dtype[Any]:
+def constant_dtype(given: np.dtype[Any], dtype: torch.dtype) -> np.dtype[Any]:
     """Dtype in which constants are kept for rows of a dtype; numpy has no bfloat16.
 
     The engine replaces float32 by its working precision, so double precision is kept for it.
     """
-    if dtype in (None, torch.float32) and np.result_type(given, np.float32) != np.float32:
+    if dtype == torch.float32 and np.result_type(given, np.float32) != np.float32:
         return np.dtype(np.float64)
-    return numpy_dtype_of(dtype or torch.float32)
+    return numpy_dtype_of(dtype)
 
 
 @cache

@@ -13,32 +13,31 @@ struct levels {
     int64_t by_target; /* whether slots are counted by target; by source, top-down */
     int64_t *index;    /* result: the vectors below, one after another */
     int64_t *levels;   /* result: for each level its nodes, inputs and children; 3 per node */
-    int64_t *room;     /* 2 * nodes + edges + 2 numbers, in which each function counts */
-    /* For each position in level order the row of its input, or 0; for every child slot the row of
-       the child; without an arity, for every child its parent, counted in its level, for every
-       position its first child, for every child its edge; for nodes their rows and their examples;
-       the nodes with an input. */
-    int64_t *input_row, *children, *segment, *child_start, *edge_order, *row, *example, *input_node;
+    int64_t *room;     /* 3 * nodes + edges + 2 numbers: in the last `nodes`, the depths; in the
+                          others, each function counts */
+    /* For every child slot the row of the child; without an arity, for every child its parent,
+       counted in its level, for every position in level order its first child, for every child its
+       edge; for nodes their rows; the nodes with an input. */
+    int64_t *children, *segment, *child_start, *edge_order, *row, *input_node;
 };
 
 static void find_places(struct levels *g)
 {
     const int64_t ragged = g->arity < 0;
-    g->input_row = g->index;
-    g->children = g->input_row + g->nodes;
+    g->children = g->index;
     g->segment = g->children + (ragged ? g->edges : g->nodes * g->arity);
     g->child_start = g->segment + ragged * g->edges;
     g->edge_order = g->child_start + ragged * g->nodes;
     g->row = g->edge_order + ragged * g->edges;
-    g->example = g->row + g->nodes;
-    g->input_node = g->example + g->nodes;
+    g->input_node = g->row + g->nodes;
 }
 
 /* Depth of every node by removing nodes without incoming edges; -1 if there is a cycle. `first` and
    `users` hold the targets of every node, `queue` all nodes in the end. */
-static int64_t find_depth(const struct levels *g, int64_t *depth, int64_t *waiting, int64_t *queue)
+static int64_t find_depth(const struct levels *g, int64_t *depth)
 {
-    int64_t *first = g->room, *users = g->room + g->nodes + 2, done = 0, known = 0;
+    int64_t *first = g->room, *users = first + g->nodes + 2, *queue = users + g->edges;
+    int64_t *waiting = g->row, done = 0, known = 0; /* the rows are filled in later */
     memset(first, 0, (g->nodes + 2) * sizeof *first);
     memset(waiting, 0, g->nodes * sizeof *waiting);
     for (int64_t edge = 0; edge < g->edges; edge++) {
@@ -70,7 +69,7 @@ static int64_t find_depth(const struct levels *g, int64_t *depth, int64_t *waiti
 /* Sorts nodes by level, those with an input first; returns the number of levels. */
 static int64_t sort_nodes(const struct levels *g, const int64_t *depth)
 {
-    int64_t levels = 0, position = 0, numbered = 0, seen = 0;
+    int64_t levels = 0, position = 0, missing = 0;
     /* Nodes of every level with an input and without one; then where they begin; then, as each node
        takes the next row, where they end. */
     int64_t *of_level[2] = {g->room, g->room + g->nodes};
@@ -90,15 +89,14 @@ static int64_t sort_nodes(const struct levels *g, const int64_t *depth)
     }
     for (int64_t node = 0; node < g->nodes; node++)
         g->row[node] = 1 + of_level[g->filled && !g->filled[node]][depth[node]]++;
+    /* From here on, the nodes of earlier levels without an input. */
     for (int64_t level = 0; level < levels; level++) {
-        const int64_t size = g->levels[3 * level], filled = g->levels[3 * level + 1];
-        for (int64_t each = 0; each < size; each++)
-            g->input_row[numbered + each] = each < filled ? ++seen : 0;
-        numbered += size;
+        of_level[0][level] = missing;
+        missing += g->levels[3 * level] - g->levels[3 * level + 1];
     }
     for (int64_t node = 0; node < g->nodes; node++)
-        if (g->input_row[g->row[node] - 1])
-            g->input_node[g->input_row[g->row[node] - 1] - 1] = node;
+        if (!g->filled || g->filled[node])
+            g->input_node[g->row[node] - 1 - of_level[0][depth[node]]] = node;
     return levels;
 }
 
@@ -187,23 +185,21 @@ static int64_t list_children(const struct levels *g, int64_t levels)
    every node is the source of one edge at most. */
 static int64_t levels(struct levels *g)
 {
-    int64_t levels, node = 0, *depth;
+    int64_t levels, nodes = 0, *depth = g->room + 2 * g->nodes + g->edges + 2;
     find_places(g);
-    depth = g->input_row; /* overwritten by sort_nodes, which reads it before */
     for (int64_t edge = 0; edge < g->edges; edge++)
         if ((uint64_t)g->source[edge] >= (uint64_t)g->nodes ||
             (uint64_t)g->target[edge] >= (uint64_t)g->nodes || (g->slot && g->slot[edge] < 0))
             return INVALID;
-    if (find_depth(g, depth, g->row, g->example)) /* which are filled below */
+    if (find_depth(g, depth))
         return INVALID;
     for (int64_t example = 0; example < g->examples; example++) {
         const int64_t size = g->example_sizes[example];
-        if (size < 0 || size > g->nodes - node)
+        if (size < 0 || size > g->nodes - nodes)
             return INVALID;
-        for (int64_t end = node + size; node < end; node++)
-            g->example[node] = example;
+        nodes += size;
     }
-    if (node < g->nodes)
+    if (nodes < g->nodes)
         return INVALID;
     levels = sort_nodes(g, depth);
     if (g->arity < 0 ? list_children(g, levels) : fill_slots(g))

@@ -36,9 +36,9 @@ class RecursiveCell(nn.Module, ABC):
 
     A subclass defines :meth:`step`, sets ``state_channels`` if a state has several parts, and may
     define :meth:`project`, which a layer calls once for all nodes of a mini-batch, :meth:`leaf` and
-    :meth:`run_schedule`. A cell is a module too, ``cell(x, *children)``; in that form it can be
-    passed to :meth:`pyg_dynbatch.core.Engine.of_cell`. A layer calls it so, level by level, if it
-    has hooks or a different :meth:`forward`.
+    :meth:`run_schedule`. A cell is a module too, ``cell(x, *children)``; in that form it can be an
+    operation of recordings. A layer calls it so, level by level, if it has hooks or a different
+    :meth:`forward`.
 
     Args:
         in_channels: Width of an input row.
