@@ -4,20 +4,16 @@ The functions have the names and arguments of those of ``pyg_dynbatch._native``;
 ``native/recordings.c`` and ``native/steps.c`` for what the arguments are.
 """
 
-from typing import Any
+from collections.abc import Iterator, Mapping
+from itertools import chain
+from typing import Any, cast
 
 import numpy as np
 
-from pyg_dynbatch.core.operation import Ragged
+from pyg_dynbatch.core.operation import Ragged, Signature, row_type_of
 from pyg_dynbatch.core.policy import Policy, order_calls
-from pyg_dynbatch.core.recording import (
-    CONSTANT,
-    INPUT,
-    Sites,
-    checked_records,
-    record_at,
-    records_of,
-)
+from pyg_dynbatch.core.recording import CONSTANT, INPUT, Record, Site, Sites, record_at, records_of
+from pyg_dynbatch.core.types import RowType
 
 INVALID = -2
 """What :func:`check` returns for invalid records."""
@@ -29,25 +25,85 @@ def check(
     begins: Any, type: Any, **sizes: int,
 ) -> int:  # fmt: skip
     """Check records, and list where they begin."""
-    records, pairs = 0, constants.reshape(-1, 2).tolist()
-    firsts, lasts = np.append(0, ends).tolist(), np.append(0, last_constant).tolist()
     type[:] = -1
+    records = 0
+    first_place = np.append(0, ends)
+    first_pair = np.append(0, last_constant)
+    pairs = constants.reshape(-1, 2)
     for example in range(examples):
-        own = Sites(sites[first_site[example] : last_site[example]])
-        rows = dict(zip(sites.row_types, num_inputs[example].tolist(), strict=True))
-        given = dict(pairs[lasts[example] : lasts[example + 1]])
-        first, mine = firsts[example], code[firsts[example] : firsts[example + 1]].tolist()
+        own_sites = Sites(sites[first_site[example] : last_site[example]])
+        own_code = code[first_place[example] : first_place[example + 1]].tolist()
+        own_inputs = dict(zip(sites.row_types, num_inputs[example].tolist(), strict=True))
+        own_constants = dict(pairs[first_pair[example] : first_pair[example + 1]].tolist())
         try:
-            for record in checked_records(own, mine, rows, given):
-                begins[records] = first + record.begin
-                for slot, row_type in enumerate(own[record.number].results, first + record.begin):
-                    type[slot] = sites.number_of_type[row_type]
+            for record in _checked_records(own_sites, own_code, own_inputs, own_constants):
+                begin = first_place[example] + record.begin
+                begins[records] = begin
                 records += 1
+                for value, row_type in enumerate(own_sites[record.number].results, begin):
+                    type[value] = sites.number_of_type[row_type]
         except ValueError:
             return INVALID
-    is_inside = (outputs >= 0) & (outputs < np.diff(firsts)[output_example])
-    is_value = type[np.array(firsts)[output_example[is_inside]] + outputs[is_inside]] >= 0
-    return records if is_inside.all() and is_value.all() else INVALID
+    is_inside = (outputs >= 0) & (outputs < np.diff(first_place)[output_example])
+    if not is_inside.all() or (type[first_place[output_example] + outputs] < 0).any():
+        return INVALID
+    return records
+
+
+def _checked_records(
+    sites: Sites,
+    code: list[int],
+    num_inputs: Mapping[RowType, int],
+    num_constants: Mapping[int, int],
+) -> Iterator[Record]:
+    """Decode the records of an example; raise a ValueError for one that nobody has recorded."""
+    types: dict[int, RowType] = {}  # of each value
+    constants_left = dict(num_constants)  # of each site
+    for number in num_constants:
+        if not 0 <= number < len(sites) or sites[number].kind != CONSTANT:
+            raise ValueError("constants of a site that has none")
+    begin = 0
+    while begin < len(code):
+        number = code[begin]
+        if not 0 <= number < len(sites):
+            raise ValueError("there is no such site")
+        site = sites[number]
+        if site.kind == CONSTANT:
+            constants_left[number] = constants_left.get(number, 0) - 1
+        _check_arguments(site, code, begin + 1, num_inputs, types)
+        record = record_at(sites, code, begin)
+        if record.end > len(code) or constants_left.get(number, 0) < 0:
+            raise ValueError("the code ends within a record, or there are too few constants")
+        types.update(enumerate(site.results, begin))
+        yield record
+        begin = record.end
+    if any(constants_left.values()):
+        raise ValueError("there are constants without a record")
+
+
+def _check_arguments(
+    site: Site,
+    code: list[int],
+    place: int,
+    num_inputs: Mapping[RowType, int],
+    types: Mapping[int, RowType],
+) -> None:
+    """Check what a record reads, which begins at a place in the code."""
+    for argument in site.arguments:
+        size = 1
+        if isinstance(argument, Ragged):
+            size = code[place] if place < len(code) else -1
+            place += 1
+        if not 0 <= size <= len(code) - place:
+            raise ValueError("the code ends within a record")
+        for value in code[place : place + size]:
+            if site.kind == INPUT:
+                exists = 0 <= value < num_inputs.get(site.results[0], 0)
+            else:
+                exists = types.get(value) == row_type_of(argument)
+            if not exists:
+                raise ValueError("there is no such value of this type")
+        place += size
 
 
 def move(
@@ -57,36 +113,39 @@ def move(
     """Renumber the records of examples that have been copied one after another."""
     records = begin = 0
     for example, end in enumerate(ends.tolist()):
-        before, first, rows = base + begin, int(first_site[example]), first_input[example]
+        first_value = base + begin
         while begin < end:
-            code[begin] += first
+            code[begin] += first_site[example]
             record = record_at(sites, code, begin)
-            kind, results, signature = sites[record.number]
+            site = sites[record.number]
+            added = first_value
+            if site.kind == INPUT:
+                added = first_input[example][sites.number_of_type[site.results[0]]]
             place = begin + 1
-            for wanted in (None,) if kind == INPUT else signature.inputs if signature else ():
-                size = int(code[place]) if isinstance(wanted, Ragged) else 1
-                place += isinstance(wanted, Ragged)
-                added = rows[sites.number_of_type[results[0]]] if kind == INPUT else before
-                code[place : place + size] += added
-                place += size
-            begin, records = record.end, records + 1
+            for argument, values in zip(site.arguments, record.arguments, strict=True):
+                place += isinstance(argument, Ragged)
+                code[place : place + len(values)] += added
+                place += len(values)
+            begin = record.end
+            records += 1
     return records
 
 
 def scan(*, sites: Sites, code: Any, first: int, size: int, begins: Any) -> int:
     """List where records begin."""
-    found = [record.begin for record in records_of(sites, code[:size], first)]
-    begins[: len(found)] = found
-    return len(found)
+    places = [record.begin for record in records_of(sites, code[:size], first)]
+    begins[: len(places)] = places
+    return len(places)
 
 
 def distinct(*, rows: Any, count: int, width: int, number: Any, first: Any) -> int:
     """Number the different ones of rows of bytes in the order in which they appear."""
     numbers: dict[bytes, int] = {}
-    for each, row in enumerate(rows.reshape(count, width)):
-        if (key := row.tobytes()) not in numbers:
-            first[len(numbers)] = each
-        number[each] = numbers.setdefault(key, len(numbers))
+    for place, row in enumerate(rows.reshape(count, width)):
+        key = row.tobytes()
+        if key not in numbers:
+            first[len(numbers)] = place
+        number[place] = numbers.setdefault(key, len(numbers))
     return len(numbers)
 
 
@@ -96,58 +155,73 @@ def merge(
     begin: Any, first_read: Any, read: Any, counts: Any, **sizes: int,
 ) -> int:  # fmt: skip
     """Merge equal calls, and number the others."""
-    made: list[tuple[int, list[int]]] = []  # of each call: where it begins, what it reads
+    begins_of_calls: list[int] = []
+    reads_of_calls: list[list[int]] = []
     unused: dict[int, int] = {}  # results of calls without arguments that nobody has read
     equal: dict[Any, int] = {}  # where the first of equal constants and calls begins
     fixed: set[int] = set()  # values that depend on constants alone
-    places, ragged, merged = first_constant.tolist(), 0, 0
+    constants = [iter(constant[first:].tolist()) for first in first_constant]  # of each site
+    merged = 0
 
     def add(start: int, reads: list[int]) -> None:
-        for slot in range(len(sites[code[start]].results)):
-            call[start + slot] = len(made)
-            unused.pop(start + slot, None)
-        made.append((start, reads))
+        for result in range(start, start + len(sites[code[start]].results)):
+            call[result] = len(begins_of_calls)
+            unused.pop(result, None)
+        begins_of_calls.append(start)
+        reads_of_calls.append(reads)
+
+    def add_unused(values: list[int]) -> None:
+        for each in values:
+            if each in unused:
+                add(unused[each], [])
 
     for start in begins.tolist():
         record = record_at(sites, code, start)
-        kind, results, called = sites[record.number]
-        signature: Any = called
-        slots = np.arange(start, start + len(results))
-        value[slots], owner[slots], row[slots] = slots, start, -1
-        if kind == CONSTANT:
-            which = int(constant[places[record.number]])
-            places[record.number] += 1
-            value[start], row[start] = equal.setdefault(which, start), constant_row[which]
+        site = sites[record.number]
+        results = np.arange(start, start + len(site.results))
+        value[results] = results
+        owner[results] = start
+        row[results] = -1
+        if site.kind == CONSTANT:
+            number = next(constants[record.number])
+            value[start] = equal.setdefault(number, start)
+            row[start] = constant_row[number]
             fixed.add(start)
-        elif kind == INPUT:
-            row[start] = record.arguments[0][0] + first_input[sites.number_of_type[results[0]]]
+        elif site.kind == INPUT:
+            kind = sites.number_of_type[site.results[0]]
+            row[start] = record.arguments[0][0] + first_input[kind]
         else:
-            reads = [int(value[each]) for values in record.arguments for each in values]
-            sizes_of = tuple(map(len, record.arguments))
-            for each in reads:
-                if each in unused:
-                    add(unused[each], [])
-            key, first = (signature, sizes_of, *reads), start
+            signature = cast(Signature, site.signature)
+            reads = value[list(chain.from_iterable(record.arguments))].tolist()
+            num_reads = tuple(map(len, record.arguments))
+            add_unused(reads)
+            first = start
             is_mergeable = merge_equal and not signature.random and fixed.issuperset(reads)
             if not signature.inputs or is_mergeable:
-                first = equal.setdefault(key, start)
-                fixed.update(slots.tolist())
+                first = equal.setdefault((signature, num_reads, *reads), start)
+                fixed.update(results.tolist())
             if first != start:
-                value[slots], merged = slots - start + first, merged + 1
+                value[results] = results - start + first
+                merged += 1
             elif not signature.inputs:
-                unused.update(dict.fromkeys(slots.tolist(), start))
+                unused.update(dict.fromkeys(results.tolist(), start))
             else:
                 add(start, reads)
-                lengths = zip(signature.inputs, sizes_of, strict=True)
-                ragged += sum(size for wanted, size in lengths if isinstance(wanted, Ragged))
-    for each in value[outputs].tolist():
-        if each in unused:
-            add(unused[each], [])
-    flat = [each for _, reads in made for each in reads]
-    begin[: len(made)], read[: len(flat)] = [start for start, _ in made], flat
-    first_read[: len(made) + 1] = np.cumsum([0, *(len(reads) for _, reads in made)])
-    counts[:] = len(made), len(flat), ragged, merged
-    return len(made)
+    add_unused(value[outputs].tolist())
+    calls = len(begins_of_calls)
+    begin[:calls] = begins_of_calls
+    first_read[: calls + 1] = np.cumsum([0, *map(len, reads_of_calls)])
+    read[: first_read[calls]] = list(chain.from_iterable(reads_of_calls))
+    ragged = sum(_ragged_reads(sites, code, start) for start in begins_of_calls)
+    counts[:] = calls, first_read[calls], ragged, merged
+    return calls
+
+
+def _ragged_reads(sites: Sites, code: Any, begin: int) -> int:
+    """Count the values that the ragged arguments of a call read."""
+    record = record_at(sites, code, begin)
+    pairs = zip(sites[record.number].arguments, record.arguments, strict=True)
+    return sum(len(values) for argument, values in pairs if isinstance(argument, Ragged))
 
 
 def choose(
@@ -162,8 +236,8 @@ def choose(
     while latest:
         chosen |= latest
         latest = set().union(*(makers[each] for each in latest)) - chosen
-    sites = {int(code[begin[each]]) for each in chosen}
     if joins:
+        sites = {int(code[begin[each]]) for each in chosen}
         chosen |= {n for n in range(calls) if not makers[n] and int(code[begin[n]]) in sites}
     for number in range(calls):
         waits[number] = number not in chosen
@@ -193,35 +267,45 @@ def place(
 ) -> int:  # fmt: skip
     """Give the results of every step rows, and list the rows that it reads; nothing is fused."""
     members: list[list[int]] = [[] for _ in range(steps)]
-    for number, own in enumerate(step[:calls].tolist()):
-        members[own].append(number)
-    entry = slice_ = 0
-    for own, numbers in enumerate(members):
+    for number, own_step in enumerate(step[:calls].tolist()):
+        members[own_step].append(number)
+    for own_step, numbers in enumerate(members):
         site = sites[code[member[numbers[0]]]]
-        firsts = []
+        first_rows = []
         for slot, row_type in enumerate(site.results):
             kind = sites.number_of_type[row_type]
-            firsts.append(int(free[kind]))
+            first_rows.append(int(free[kind]))
             row[member[numbers] + slot] = free[kind] + np.arange(len(numbers))
             free[kind] += len(numbers)
-        signature: Any = site.signature
-        number = sites.signatures.index(signature)
-        call[own] = number, len(numbers), *firsts, *[0] * (call.shape[1] - 2 - len(firsts))
+        signature = cast(Signature, site.signature)
+        unused = [0] * (call.shape[1] - 2 - len(first_rows))
+        call[own_step] = sites.signatures.index(signature), len(numbers), *first_rows, *unused
+    entry = num_slices = 0
     for numbers in members:
-        signature = sites[code[member[numbers[0]]]].signature
-        reads = [record_at(sites, code, int(member[each])).arguments for each in numbers]
-        flat = [iter(read[first_read[number] :]) for number in numbers]
-        found = [[[row[next(rest)] for _ in values] for values in own]
-                 for own, rest in zip(reads, flat, strict=True)]  # fmt: skip
-        for argument, wanted in enumerate(signature.inputs):
-            is_ragged = isinstance(wanted, Ragged)
-            rows = [each for own in found for each in own[argument]]
-            owners = [position for position, own in enumerate(found) for _ in own[argument]]
+        rows_read = [
+            _rows_read(sites, code, int(member[each]), read[first_read[each] :], row)
+            for each in numbers
+        ]
+        signature = cast(Signature, sites[code[member[numbers[0]]]].signature)
+        for argument, input_type in enumerate(signature.inputs):
+            is_ragged = isinstance(input_type, Ragged)
+            rows = [each for own in rows_read for each in own[argument]]
+            owners = [position for position, own in enumerate(rows_read) for _ in own[argument]]
             first = rows[0] if rows else 0
             is_range = rows == list(range(first, first + len(rows)))
-            begins = entry + len(rows) if is_ragged else -1
-            slices[slice_] = entry, len(rows), first if is_range else -1, begins
+            segments = entry + len(rows) if is_ragged else -1
+            slices[num_slices] = entry, len(rows), first if is_range else -1, segments
             written = [*rows, *owners] if is_ragged else rows
             index[entry : entry + len(written)] = written
-            entry, slice_ = entry + len(written), slice_ + 1
-    return slice_
+            entry += len(written)
+            num_slices += 1
+    return num_slices
+
+
+def _rows_read(sites: Sites, code: Any, begin: int, reads: Any, row: Any) -> list[list[int]]:
+    """Return the rows of each argument of a call, of which ``reads`` are the values."""
+    values = iter(reads)
+    return [
+        [row[next(values)] for _ in argument]
+        for argument in record_at(sites, code, begin).arguments
+    ]

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import accumulate, chain, pairwise
+from itertools import accumulate, pairwise
 from operator import attrgetter, index
 from typing import Any, NamedTuple
 
@@ -99,15 +99,17 @@ class Levels(MovablePlan):
         return len(self.level_sizes)
 
     def check(self) -> None:
-        """Raise a ValueError if these are not levels that :func:`schedule_structure` could return.
+        """Raise a ValueError if a number is out of bounds: kernels trust the row numbers.
 
-        Kernels trust the row numbers. Levels that were unpickled or made by hand are checked when
-        they are first used, and again after a change of ``index`` in place.
+        Levels that were unpickled or made by hand are checked when they are first used, and again
+        after a change of ``index`` in place.
         """
-        if vars(self).get("_checked") != self._version and (problem := _problem_of(self)):
-            what, wanted = "Levels: the fields do not fit each other", "those of schedule_structure"
+        if vars(self).get("_checked") == self._version:
+            return
+        if not (_has_valid_sizes(self) and _has_valid_rows(self)):
+            problem = "Levels: the fields do not fit each other"
             hint = "schedule the edges again instead of changing the levels"
-            raise mismatch(ValueError, what, wanted, problem, hint=hint)
+            raise mismatch(ValueError, problem, "those of schedule_structure", hint=hint)
         self._trust()
 
     @property
@@ -299,69 +301,6 @@ def _checked_number(name: str, number: Any, hint: str = "") -> int:
         expected = "an integer from 0 to 2 ** 31 - 1"
         raise mismatch(ValueError, problem, expected, repr(number), hint=hint)
     return index(number)
-
-
-def _problem_of(levels: Levels) -> str:
-    """Say what is wrong with levels, or nothing: their edges must have the same levels."""
-    nodes, edges, arity, index = levels.num_nodes, levels.num_edges, levels.arity, levels.index
-    sizes = levels.level_sizes, levels.level_inputs, levels.level_children
-    if not all(isinstance(each, tuple) for each in sizes):
-        return "level_sizes, level_inputs or level_children that are not tuples"
-    counts = (nodes, edges, levels.num_examples, 0 if arity is None else arity, *chain(*sizes))
-    if not all(type(each) is int and each >= 0 for each in counts):
-        return "a number that is not an integer, or is negative"
-    places = _places(nodes, edges, arity, sum(levels.level_inputs))
-    size = places["input_node"][1]
-    if index.dtype != torch.int64 or index.shape != (size,) or not index.is_contiguous():
-        return f"index: {describe_value(index)}, not a contiguous int64 tensor [{size}]"
-    found = array_of(index)
-    part = {name: found[start:end] for name, (start, end) in places.items()}
-    limits = {
-        "children": (0, nodes), "child_start": (0, edges), "edge_order": (0, edges - 1),
-        "row": (1, nodes), "input_node": (0, nodes - 1),
-    }  # fmt: skip
-    for name, (least, most) in limits.items():
-        if part[name].size and (part[name].min() < least or part[name].max() > most):
-            return f"{name}: from {part[name].min()} to {part[name].max()}"
-    if any(np.bincount(part[name]).max(initial=0) > 1 for name in ("row", "edge_order")):
-        return "row or edge_order: one number twice"
-    if (np.diff(part["child_start"], append=edges) < 0).any():
-        return "child_start: not in ascending order"
-    try:
-        made = _schedule_again(levels, part)
-    except ValueError as error:
-        return str(error)
-    wrong = [name for name in _SIZES if getattr(levels, name) != getattr(made, name)]
-    for name, (start, end) in places.items():
-        if not np.array_equal(made.index[start:end], part[name]):
-            wrong.append(name)
-    return "" if not wrong else f"other {' and '.join(wrong)} than of their edges"
-
-
-_SIZES = ("num_edges", "level_sizes", "level_inputs", "level_children", "single_parent")
-
-
-def _schedule_again(levels: Levels, part: Mapping[str, np.ndarray]) -> Levels:
-    """Schedule the edges that levels list."""
-    nodes, arity, children = levels.num_nodes, levels.arity, part["children"]
-    node = np.full(nodes + 1, -1)  # of each row
-    node[part["row"]] = np.arange(nodes)
-    slot = np.arange(children.size)
-    if arity is None:
-        counts, order = np.diff(part["child_start"], append=levels.num_edges), np.empty_like(slot)
-        order[part["edge_order"]] = slot
-        slot -= part["child_start"].repeat(counts)
-    else:
-        counts, order = np.full(nodes, arity), np.flatnonzero(children)
-        slot %= max(arity, 1)
-    # Each row is contiguous, as C requires; selected columns of a matrix are not.
-    edges = np.stack([node[children][order], node[1:].repeat(counts)[order]])
-    has_input = np.zeros(nodes, dtype=bool)
-    has_input[part["input_node"]] = True
-    given = torch.from_numpy(edges if levels.direction == "bottom_up" else edges[::-1].copy())
-    options: Any = {"arity": arity, "direction": levels.direction}
-    options |= {"child_slot": torch.from_numpy(slot[order])}
-    return schedule_structure(given, nodes, has_input=torch.from_numpy(has_input), **options)
 
 
 class _Structure(NamedTuple):
@@ -595,3 +534,63 @@ def _fields_of_example(fields: Mapping[str, Any], first: int, end: int) -> dict[
         if fields.get(key) is not None:
             own[key] = fields[key][inside if key == "child_slot" else slice(first, end)]
     return own
+
+
+def _has_valid_sizes(levels: Levels) -> bool:
+    """Return whether the numbers of nodes and children add up, and the index is as long."""
+    nodes = levels.num_nodes
+    arity = levels.arity
+    sizes = levels.level_sizes
+    inputs = levels.level_inputs
+    children = levels.level_children
+    if not all(isinstance(each, tuple) for each in (sizes, inputs, children)):
+        return False
+    numbers = (nodes, levels.num_edges, levels.num_examples, 0 if arity is None else arity)
+    if not all(type(each) is int and each >= 0 for each in (*numbers, *sizes, *inputs, *children)):
+        return False
+    if not len(sizes) == len(inputs) == len(children) or 0 in sizes or sum(sizes) != nodes:
+        return False
+    if arity is None:
+        children_fit = sum(children) == levels.num_edges
+    else:
+        children_fit = children == tuple(arity * size for size in sizes)
+    index = levels.index
+    length = _places(nodes, levels.num_edges, arity, sum(inputs))["input_node"][1]
+    is_vector = index.dtype == torch.int64 and index.shape == (length,) and index.is_contiguous()
+    inputs_fit = all(own <= size for own, size in zip(inputs, sizes, strict=True))
+    return children_fit and is_vector and inputs_fit
+
+
+def _has_valid_rows(levels: Levels) -> bool:
+    """Return whether all numbers of the index are in bounds, and nodes read earlier levels."""
+    nodes = levels.num_nodes
+    edges = levels.num_edges
+    index = array_of(levels.index)
+    vectors = {name: index[start:end] for name, (start, end) in levels._places.items()}
+    limits = {"edge_order": edges, "child_start": edges + 1, "input_node": nodes}
+    # As unsigned integers, negative numbers are huge.
+    for name, limit in limits.items():
+        if vectors[name].view(np.uint64).max(initial=0) >= max(limit, 1):
+            return False
+    row = vectors["row"]
+    if row.min(initial=1) < 1 or row.max(initial=1) > max(nodes, 1):
+        return False
+    sizes = np.array(levels.level_sizes, dtype=np.int64)
+    num_children = np.array(levels.level_children, dtype=np.int64)
+    first = sizes.cumsum() - sizes  # of the nodes of each level
+    children = vectors["children"]
+    least = 1 if levels.arity is None else 0
+    if children.min(initial=1) < least or (children > first.repeat(num_children)).any():
+        return False
+    # Each node has one row; with a single parent, one child slot.
+    counts = np.bincount(children)[1:]
+    if (np.bincount(row)[1:] != 1).any() or (levels.single_parent and counts.max(initial=0) > 1):
+        return False
+    if levels.arity is not None:
+        return True
+    starts = vectors["child_start"]
+    counts = np.diff(starts, append=edges)
+    if (counts < 0).any() or (starts[first] != num_children.cumsum() - num_children).any():
+        return False
+    place = np.arange(nodes) - first.repeat(sizes)  # of each node within its level
+    return np.array_equal(vectors["child_segment"], place.repeat(counts))

@@ -14,8 +14,7 @@ its record begins. With a site 0 for constants and a site 1 for ``add``, ``add(a
 """
 
 from array import array
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain
@@ -55,16 +54,22 @@ class Site(NamedTuple):
     signature: Signature | None = None  # of calls
 
     @property
+    def arguments(self) -> tuple[RowType | Ragged, ...]:
+        """What follows the site in a record: the arguments of a call, the row of an input."""
+        if self.signature is not None:
+            return self.signature.inputs
+        return self.results if self.kind == INPUT else ()
+
+    @property
     def is_valid(self) -> bool:
         """Whether the fields are as the kind requires."""
-        called = self.signature
-        if self.kind != CALL:
-            is_plain = called is None and len(self.results) == 1 and is_row_type(self.results[0])
-            return is_plain and self.kind in (CONSTANT, INPUT)
-        if not isinstance(called, Signature) or not called.outputs:
+        signature = self.signature
+        if self.kind in (CONSTANT, INPUT):
+            return signature is None and len(self.results) == 1 and is_row_type(self.results[0])
+        if self.kind != CALL or not isinstance(signature, Signature) or not signature.outputs:
             return False
-        types = (*called.outputs, *map(row_type_of, called.inputs))
-        return self.results == called.outputs and all(map(is_row_type, types))
+        types = (*signature.outputs, *map(row_type_of, signature.inputs))
+        return self.results == signature.outputs and all(map(is_row_type, types))
 
 
 class Sites(list[Site]):
@@ -92,14 +97,9 @@ class Sites(list[Site]):
         return by_name
 
     @cached_property
-    def checked(self) -> "Sites":
-        """The table itself; a ValueError if a site is not as its kind requires."""
-        for number, site in enumerate(self):
-            if not (isinstance(site, Site) and site.is_valid):
-                what, where = "Recording: an invalid site", f"site {number}"
-                wanted = "a constant or input of one row type, or a call with its signature"
-                raise mismatch(ValueError, what, wanted, repr(site), where=where)
-        return self
+    def are_valid(self) -> bool:
+        """Whether all sites are as their kinds require."""
+        return all(isinstance(site, Site) and site.is_valid for site in self)
 
     @cached_property
     def signatures(self) -> tuple[Signature, ...]:
@@ -109,8 +109,9 @@ class Sites(list[Site]):
     @cached_property
     def row_types(self) -> tuple[RowType, ...]:
         """All row types of results and arguments."""
-        inputs = (row_type_of(wanted) for s in self.signatures for wanted in s.inputs)
-        return tuple(dict.fromkeys(chain(*(site.results for site in self), inputs)))
+        results = chain.from_iterable(site.results for site in self)
+        arguments = chain.from_iterable(signature.inputs for signature in self.signatures)
+        return tuple(dict.fromkeys(chain(results, map(row_type_of, arguments))))
 
     @cached_property
     def number_of_type(self) -> dict[RowType, int]:
@@ -185,9 +186,9 @@ def _add_signature(by_name: dict[str, Signature], site: Site) -> None:
         return
     known = by_name.setdefault(signature.name, signature)
     if known is not signature and known != signature:
-        what = f"Recording: two signatures are called {known.name!r}"
+        problem = f"Recording: two signatures are called {known.name!r}"
         hint = "take all signatures from one Operations object"
-        raise mismatch(TypeError, what, expected=known, got=signature, hint=hint)
+        raise mismatch(TypeError, problem, expected=known, got=signature, hint=hint)
 
 
 class Record(NamedTuple):
@@ -201,15 +202,18 @@ class Record(NamedTuple):
 
 def record_at(sites: Sequence[Site], code: Any, begin: int) -> Record:
     """Decode one record."""
-    number, arguments, end = int(code[begin]), list[list[int]](), begin + 1
-    kind, results, signature = sites[number]
-    for wanted in (None,) if kind == INPUT else signature.inputs if signature else ():
+    number = int(code[begin])
+    site = sites[number]
+    arguments: list[list[int]] = []
+    end = begin + 1
+    for argument in site.arguments:
         size = 1
-        if isinstance(wanted, Ragged):
-            size, end = int(code[end]), end + 1
+        if isinstance(argument, Ragged):
+            size = int(code[end])
+            end += 1
         arguments.append([int(value) for value in code[end : end + size]])
         end += size
-    return Record(begin, number, arguments, max(end, begin + len(results)))
+    return Record(begin, number, arguments, max(end, begin + len(site.results)))
 
 
 def records_of(sites: Sequence[Site], code: Any, begin: int = 0) -> Iterator[Record]:
@@ -220,74 +224,27 @@ def records_of(sites: Sequence[Site], code: Any, begin: int = 0) -> Iterator[Rec
         begin = record.end
 
 
-def checked_records(
-    sites: Sites, code: Sequence[int], inputs: Mapping[RowType, int], constants: Mapping[int, int]
-) -> Iterator[Record]:
-    """Decode records one by one; raise a ValueError for what no recorder writes.
-
-    ``inputs`` counts the input rows of each type, ``constants`` the constants of each site.
-    """
-    types: dict[int, RowType] = {}  # of each value
-    left, begin = Counter(constants), 0
-
-    def wrong(what: str, expected: object, got: object) -> ValueError:
-        return mismatch(ValueError, f"Recording: {what}", expected, got, where=f"record at {begin}")
-
-    for site in constants:
-        if not 0 <= site < len(sites) or sites[site].kind != CONSTANT:
-            raise wrong("constants of a site that has none", "sites of constants", f"site {site}")
-    while begin < len(code):
-        if not 0 <= code[begin] < len(sites):
-            raise wrong("there is no such site", f"0 to {len(sites) - 1}", code[begin])
-        kind, results, signature = sites[code[begin]]
-        left[code[begin]] -= kind == CONSTANT
-        if left[code[begin]] < 0 and kind == CONSTANT:
-            raise wrong("more records of constants than constants", constants, "one more")
-        place = begin + 1
-        for wanted in (None,) if kind == INPUT else signature.inputs if signature else ():
-            is_ragged = isinstance(wanted, Ragged)
-            size = int(code[place]) if is_ragged and place < len(code) else 1
-            place += is_ragged
-            if not 0 <= size <= len(code) - place:
-                raise wrong("the code ends within a record", f"{size} values", len(code) - place)
-            for value in code[place : place + size]:
-                rows = inputs.get(results[0], 0)
-                if wanted is None and not 0 <= value < rows:
-                    raise wrong("there is no such input row", f"0 to {rows - 1}", value)
-                if wanted is not None and types.get(value) != row_type_of(wanted):
-                    got = f"{value}, {describe(types[value]) if value in types else 'no value'}"
-                    expected = f"an earlier value of type {describe(row_type_of(wanted))}"
-                    raise wrong("an argument is not a value of its type", expected, got)
-            place += size
-        record = record_at(sites, code, begin)
-        if record.end > len(code):
-            left_over = len(code) - begin
-            raise wrong("the code ends within a record", f"{len(results)} results", left_over)
-        types.update(enumerate(results, begin))
-        yield record
-        begin = record.end
-    if any(left.values()):
-        raise wrong("fewer records of constants than constants", constants, dict(left))
-
-
 def checked_recordings(recordings: Iterable["Recording"], owner: str) -> list["Recording"]:
     """List recordings; raise an error for other objects, and if they are not of one model."""
     try:
-        found = list(recordings)
+        checked = list(recordings)
     except TypeError as error:
-        what, got = f"{owner}: not a list of recordings", type(recordings).__name__
+        problem = f"{owner}: not a list of recordings"
         hint = "[recording], if this is a single one"
-        raise mismatch(TypeError, what, "one recording per example", got, hint=hint) from error
-    for number, recording in enumerate(found):
+        got = type(recordings).__name__
+        raise mismatch(TypeError, problem, "one recording per example", got, hint=hint) from error
+    for number, recording in enumerate(checked):
+        where = f"example {number}"
         if not isinstance(recording, Recording):
-            what, got = f"{owner}: not a recording", type(recording).__name__
-            raise mismatch(TypeError, what, "a Recording", got, where=f"example {number}")
-        if recording.model != found[0].model:
-            wanted = f"all of one model, such as {found[0].model or 'none'} (example 0)"
-            got, hint = f"model {recording.model or 'none'}", "one mini-batch per model"
-            what, where = f"{owner}: recordings of different models", f"example {number}"
-            raise mismatch(ValueError, what, wanted, got, where=where, hint=hint)
-    return found
+            got = type(recording).__name__
+            raise mismatch(TypeError, f"{owner}: not a recording", "a Recording", got, where=where)
+        if recording.model != checked[0].model:
+            problem = f"{owner}: recordings of different models"
+            expected = f"all of one model, such as {checked[0].model or 'none'} (example 0)"
+            got = f"model {recording.model or 'none'}"
+            hint = "one mini-batch per model"
+            raise mismatch(ValueError, problem, expected, got, where=where, hint=hint)
+    return checked
 
 
 @dataclass(frozen=True, eq=False)
@@ -312,16 +269,16 @@ class Value:
 
     def __bool__(self) -> bool:
         """Raise an error: a value is only recorded, and computed later."""
-        what = "Value: used as a truth value while calls are recorded"
-        wanted = "a condition known on the host, such as the shape of the tree"
+        problem = "Value: used as a truth value while calls are recorded"
+        expected = "a condition known on the host, such as the shape of the tree"
         hint = "`value is not None` for its presence; torch.where in an operation for its content"
-        raise mismatch(TypeError, what, wanted, repr(self), hint=hint)
+        raise mismatch(TypeError, problem, expected, repr(self), hint=hint)
 
     def __reduce__(self) -> Any:
         """Raise an error: a value is meaningless without its recording."""
-        what, wanted = "Value: a value cannot be pickled or copied", "the recording it belongs to"
+        problem = "Value: a value cannot be pickled or copied"
         hint = "pickle the recording, after recording.output(value)"
-        raise mismatch(TypeError, what, wanted, repr(self), hint=hint)
+        raise mismatch(TypeError, problem, "the recording it belongs to", repr(self), hint=hint)
 
 
 @dataclass(eq=False, repr=False)
@@ -374,71 +331,19 @@ class Recording:
     @property
     def depth(self) -> int:
         """Longest chain of calls that read something; 0 for a recording without calls."""
-        depth: dict[int, int] = {}
-        for begin, number, arguments, _ in self.records():
-            kind, results, _ = self.sites[number]
-            reads = chain(*arguments) if kind == CALL else ()
+        depth: dict[int, int] = {}  # of each value
+        for record in self.records():
+            site = self.sites[record.number]
+            reads = chain(*record.arguments) if site.kind == CALL else ()
             # A call that reads nothing, such as a learned start state, does not count.
             longest = max((1 + depth[value] for value in reads), default=0)
-            depth.update(dict.fromkeys(range(begin, begin + len(results)), longest))
+            results = range(record.begin, record.begin + len(site.results))
+            depth.update(dict.fromkeys(results, longest))
         return max(depth.values(), default=0)
 
     def records(self) -> Iterator[Record]:
-        """Decode the records; raise a ValueError for fields that do not fit each other."""
-        if not isinstance(self.sites, Sites):
-            got = type(self.sites).__name__
-            raise mismatch(ValueError, "Recording: invalid sites", "a table, Sites", got)
-        types = self.sites.checked.number_of_type
-        for name in ("data", "num_inputs", "outputs"):
-            if not isinstance(found := getattr(self, name), dict):
-                what, got = f"Recording: {name} is not a dict", type(found).__name__
-                raise mismatch(ValueError, what, "a dict", got)
-        for row_type, rows in self.num_inputs.items():
-            if row_type not in types or not is_count(rows):
-                what, wanted = "Recording: invalid num_inputs", "a number of rows per row type"
-                raise mismatch(ValueError, what, wanted, f"{row_type}: {rows!r}")
-        constants = {site: self._num_constants(site) for site in self.data}
-        code = checked_integers("code", self.code)
-        yield from checked_records(self.sites, code, self.num_inputs, constants)
-
-    def check(self) -> None:
-        """Raise a ValueError if the fields do not fit each other, as after changes by hand.
-
-        :func:`schedule_recordings` calls it where it finds that something is wrong.
-
-        Raises:
-            ValueError: If a field has a wrong type, or a record, a constant, an input row or an
-                output names what does not exist.
-        """
-        types: dict[int, RowType] = {}
-        for record in self.records():
-            types.update(enumerate(self.sites[record.number].results, record.begin))
-        for name, values in self.outputs.items():
-            for value in checked_integers(f"output {name!r}", values):
-                if value not in types:
-                    what, wanted = f"Recording: output {name!r} is not a value", "where one begins"
-                    raise mismatch(ValueError, what, wanted, value)
-
-    def _num_constants(self, site: int) -> int:
-        """Return the number of constants of a site; raise an error if their arrays are invalid."""
-        if not isinstance(site, int) or not 0 <= site < len(self.sites):
-            what, wanted = "Recording: data of a site that does not exist", "a number of a site"
-            raise mismatch(ValueError, what, wanted, repr(site))
-        rows, parts = 0, parts_of(self.sites[site].results[0])
-        wanted = f"a list of tuples of arrays [row, ...] of {describe(self.sites[site].results[0])}"
-        what, where = "Recording: invalid constants", f"data[{site}]"
-        pieces = self.data[site]
-        for piece in pieces if isinstance(pieces, list) else [None]:
-            fits = isinstance(piece, tuple) and len(piece) == len(parts)
-            arrays = [each for each in piece or () if isinstance(each, np.ndarray) and each.ndim]
-            if not fits or len(arrays) < len(parts) or len({len(each) for each in arrays}) > 1:
-                raise mismatch(ValueError, what, wanted, repr(piece)[:200], where=where)
-            for own, part in zip(arrays, parts, strict=True):
-                if not holds_rows_of(own, part):
-                    got = f"{own.dtype} array {list(own.shape)}"
-                    raise mismatch(ValueError, what, wanted, got, where=where)
-            rows += len(arrays[0])
-        return rows
+        """Decode the records one by one."""
+        return records_of(self.sites, self.code)
 
     def constants_of(self, site: int) -> Rows:
         """Return all constants of a site."""
@@ -462,10 +367,11 @@ class Recording:
         parts = parts_of(row_type)
         pieces = data if isinstance(row_type, tuple) else (data,)
         if not isinstance(pieces, Sequence) or len(pieces) != len(parts):
+            problem = "Recording.constant: wrong number of parts"
             got = f"{len(pieces)} parts" if isinstance(pieces, Sequence) else repr(data)
-            what = "Recording.constant: wrong number of parts"
-            raise mismatch(ValueError, what, describe(row_type), got)
-        rows = tuple(_constant_row(p, d)[None] for p, d in zip(parts, pieces, strict=True))
+            raise mismatch(ValueError, problem, describe(row_type), got)
+        pairs = zip(parts, pieces, strict=True)
+        rows = tuple(_constant_row(part, piece)[None] for part, piece in pairs)
         site = self._site(CONSTANT, (row_type,))
         self.data.setdefault(site, []).append(rows)
         return self._values(site, (), 0)[0]
@@ -482,8 +388,8 @@ class Recording:
         """
         _check_row_type("input", row_type)
         if not is_count(row):
-            wanted = "an integer from 0 to 2 ** 31 - 1"
-            raise mismatch(ValueError, "Recording.input: invalid row", wanted, repr(row))
+            expected = "an integer from 0 to 2 ** 31 - 1"
+            raise mismatch(ValueError, "Recording.input: invalid row", expected, repr(row))
         self.num_inputs[row_type] = max(self.num_inputs.get(row_type, 0), row + 1)
         return self._values(self._site(INPUT, (row_type,)), (row,), 0)[0]
 
@@ -497,8 +403,8 @@ class Recording:
         _check_row_type("declare_inputs", row_type)
         least = self.num_inputs.get(row_type, 0)
         if not is_count(rows) or rows < least:
-            what = "Recording.declare_inputs: fewer rows than are read, or no number"
-            raise mismatch(ValueError, what, f"an integer, at least {least}", repr(rows))
+            problem = "Recording.declare_inputs: fewer rows than are read, or no number"
+            raise mismatch(ValueError, problem, f"an integer, at least {least}", repr(rows))
         self._site(INPUT, (row_type,))
         self.num_inputs[row_type] = rows
 
@@ -517,14 +423,15 @@ class Recording:
             ValueError: If a value belongs to another recording.
         """
         if not isinstance(signature, Signature):
-            what, got = "Recording.call: not a signature", type(signature).__name__
-            wanted = "operations.add(module, inputs, outputs)"
-            raise mismatch(TypeError, what, wanted, got, where=f"call {self.num_calls}")
+            problem = "Recording.call: not a signature"
+            expected = "operations.add(module, inputs, outputs)"
+            got = type(signature).__name__
+            raise mismatch(TypeError, problem, expected, got, where=f"call {self.num_calls}")
         if len(arguments) != len(signature.inputs):
-            what = f"Operation {signature.name!r}: wrong number of arguments"
-            wanted = f"{len(signature.inputs)}: {signature}"
+            problem = f"Operation {signature.name!r}: wrong number of arguments"
+            expected = f"{len(signature.inputs)}: {signature}"
             where = f"call {self.num_calls}"
-            raise mismatch(TypeError, what, wanted, len(arguments), where=where)
+            raise mismatch(TypeError, problem, expected, len(arguments), where=where)
         reads: list[int] = []
         depth = 0  # also of a call that reads nothing, such as a learned start state
         for position, argument in enumerate(arguments):
@@ -551,13 +458,14 @@ class Recording:
         """
         self._check_value(value, f"output {name!r}")
         if not isinstance(name, str):
-            what = "Recording.output: the name is not a string"
-            raise mismatch(TypeError, what, "a name", repr(name))
+            problem = "Recording.output: the name is not a string"
+            raise mismatch(TypeError, problem, "a name", repr(name))
         first = self._output_types.setdefault(name, value.row_type)
         if first != value.row_type:
-            what, got = f"Recording.output: {name!r} mixes two types", describe(value.row_type)
+            problem = f"Recording.output: {name!r} mixes two types"
+            got = describe(value.row_type)
             hint = "use a separate name for each type"
-            raise mismatch(TypeError, what, describe(first), got, hint=hint)
+            raise mismatch(TypeError, problem, describe(first), got, hint=hint)
         self.outputs.setdefault(name, array("i")).append(value.number)
 
     @cached_property
@@ -566,36 +474,42 @@ class Recording:
 
     def _checked_argument(self, signature: Signature, position: int, argument: Any) -> list[Value]:
         """Return the values of one argument of a call."""
-        wanted = signature.inputs[position]
-        row_type, ragged = row_type_of(wanted), isinstance(wanted, Ragged)
-        values = list(argument) if ragged and isinstance(argument, Iterable) else [argument]
+        input_type = signature.inputs[position]
+        row_type = row_type_of(input_type)
+        values = [argument]
+        if isinstance(input_type, Ragged) and isinstance(argument, Iterable):
+            values = list(argument)
         for value in values:
             if not isinstance(value, Value) or value.recording is not self:
                 self._check_value(value, f"call {self.num_calls}, argument {position}")
             if value.row_type != row_type:
-                what = f"Operation {signature.name!r}: argument types differ"
-                types = describe(row_type), describe(value.row_type)
+                problem = f"Operation {signature.name!r}: argument types differ"
+                got = describe(value.row_type)
                 where = f"call {self.num_calls}, argument {position}"
-                raise mismatch(TypeError, what, *types, where=where)
+                raise mismatch(TypeError, problem, describe(row_type), got, where=where)
         return values
 
     def _check_value(self, value: Any, where: str) -> None:
         if not isinstance(value, Value):
-            what = "Recording: not a value of a recording"
-            wanted, got = "the result of constant() or call()", type(value).__name__
+            problem = "Recording: not a value of a recording"
+            expected = "the result of constant() or call()"
+            got = type(value).__name__
             hint = "wrap data: recording.constant(row_type, data)"
-            raise mismatch(TypeError, what, wanted, got, where=where, hint=hint)
+            raise mismatch(TypeError, problem, expected, got, where=where, hint=hint)
         if value.recording is not self:
-            what, wanted = "Recording: a value of a different recording", "values of this one"
-            raise mismatch(ValueError, what, wanted, repr(value), where=where)
+            problem = "Recording: a value of a different recording"
+            raise mismatch(ValueError, problem, "values of this one", repr(value), where=where)
 
     def _values(self, site: int, reads: Sequence[int], depth: int) -> tuple[Value, ...]:
         """Append a record and return its values."""
-        begin, results = len(self.code), self.sites[site].results
+        begin = len(self.code)
+        results = self.sites[site].results
         self.code.append(site)
         self.code.extend(reads)
         self.code.extend([-1] * (begin + len(results) - len(self.code)))
-        return tuple(Value(self, begin + n, each, depth) for n, each in enumerate(results))
+        return tuple(
+            Value(self, number, row_type, depth) for number, row_type in enumerate(results, begin)
+        )
 
     def _site(self, *fields: Any) -> int:
         site = Site(*fields)
@@ -618,8 +532,8 @@ class Recording:
 
 def _check_row_type(method: str, row_type: object) -> None:
     if not is_row_type(row_type):
-        what, wanted = f"Recording.{method}: not a row type", "a TensorType, or a tuple of some"
-        raise mismatch(TypeError, what, wanted, repr(row_type))
+        problem = f"Recording.{method}: not a row type"
+        raise mismatch(TypeError, problem, "a TensorType, or a tuple of some", repr(row_type))
 
 
 def holds_rows_of(array: np.ndarray, part: TensorType) -> bool:
@@ -634,16 +548,6 @@ def is_count(number: Any) -> bool:
     return is_whole and 0 <= index(number) <= np.iinfo(np.int32).max
 
 
-def checked_integers(name: str, values: Any) -> list[int]:
-    """Return a vector of integers of at most 32 bits as a list, or raise a ValueError."""
-    found = np.asarray(values)
-    if found.ndim != 1 or not np.can_cast(found.dtype, np.int32):
-        what, got = f"Recording: {name} is not a vector of integers", repr(values)[:200]
-        hint = "np.array(values, dtype=np.int32)"
-        raise mismatch(ValueError, what, "int32 [entry]", f"{found.dtype}: {got}", hint=hint)
-    return list(found.tolist())
-
-
 def _constant_row(part: TensorType, data: Any) -> np.ndarray:
     """Convert a constant to an array of the shape and dtype of its type."""
     if np.ma.is_masked(data):
@@ -655,18 +559,17 @@ def _constant_row(part: TensorType, data: Any) -> np.ndarray:
         # numpy has no bfloat16; float32 represents it exactly.
         rows = (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy()
     except (TypeError, ValueError, RuntimeError) as error:
-        what, given = "Recording.constant: not a number or array of numbers", repr(data)[:100]
-        raise mismatch(TypeError, what, part, f"{describe_value(data)}: {given}") from error
-    shape = tuple(tensor.shape)
-    if shape != part.shape:
-        got = TensorType(shape, tensor.dtype)
-        raise mismatch(ValueError, "Recording.constant: shape differs", part, got)
-    is_lost = tensor.is_complex() and not part.dtype.is_complex
-    if is_lost or (has_gradient(tensor.dtype) and not has_gradient(part.dtype)):
-        got = TensorType(shape, tensor.dtype)
-        raise mismatch(TypeError, "Recording.constant: dtype differs", part, got)
+        problem = "Recording.constant: not a number or array of numbers"
+        got = f"{describe_value(data)}: {repr(data)[:100]}"
+        raise mismatch(TypeError, problem, part, got) from error
+    own = TensorType(tuple(tensor.shape), tensor.dtype)
+    if own.shape != part.shape:
+        raise mismatch(ValueError, "Recording.constant: shape differs", part, own)
+    is_lost = own.dtype.is_complex and not part.dtype.is_complex
+    if is_lost or (has_gradient(own.dtype) and not has_gradient(part.dtype)):
+        raise mismatch(TypeError, "Recording.constant: dtype differs", part, own)
     if (wrong := overflowing_value(rows, part.dtype)) is not None:
-        what = "Recording.constant: a number is beyond the range of its dtype"
-        raise mismatch(ValueError, what, f"{part}, {range_of(part.dtype)}", wrong)
+        problem = "Recording.constant: a number is beyond the range of its dtype"
+        raise mismatch(ValueError, problem, f"{part}, {range_of(part.dtype)}", wrong)
     # A copy: the recording must not change when the caller's array does.
     return rows.astype(constant_dtype(rows.dtype, part.dtype))

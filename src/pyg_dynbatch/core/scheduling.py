@@ -102,18 +102,15 @@ class Joined(NamedTuple):
 
 
 def join(recordings: Sequence[Recording], owner: str = "schedule_recordings") -> Joined:
-    """Join recordings; raise an error that says which of them is invalid, and why."""
+    """Join recordings; raise an error if one cannot have been recorded: C trusts their numbers."""
     try:
         return _joined(recordings)
     except (TypeError, ValueError, LookupError, AttributeError, OverflowError) as error:
-        # Found for all at once; what is wrong is found example by example.
-        for number, recording in enumerate(recordings):
-            try:
-                recording.check()
-            except ValueError as reason:
-                text = f"{owner}: example {number}: {reason}"
-                raise ValueError(Mismatch(text)) from error
-        raise
+        if error.args and isinstance(error.args[0], Mismatch):
+            raise  # of recordings that do not go together
+        problem = f"{owner}: the fields of a recording do not fit each other"
+        hint = "record the example again instead of changing its recording"
+        raise mismatch(ValueError, problem, "those that were recorded", hint=hint) from error
 
 
 def _joined(recordings: Sequence[Recording]) -> Joined:
@@ -226,7 +223,9 @@ def _joined_sites(recordings: Sequence[Recording]) -> tuple[Sites, list[int]]:
     for recording in recordings:
         if id(recording.sites) not in first:
             # Of one model, too: each recording of autobatch has the sites that it uses.
-            if recording.sites.checked not in first:
+            if not recording.sites.are_valid:
+                raise ValueError("an invalid site")
+            if recording.sites not in first:
                 first[recording.sites] = sum(map(len, tables))
                 tables.append(recording.sites)
             first[id(recording.sites)] = first[recording.sites]
