@@ -19,10 +19,10 @@ class Mismatch(str):
 
 
 def mismatch_text(
-    what: str, expected: object = "", got: object = "", *, where: object = "", hint: object = ""
+    problem: str, expected: object = "", got: object = "", *, where: object = "", hint: object = ""
 ) -> Mismatch:
     """Format what is wrong, expected, got, where, and a hint; empty parts are left out."""
-    lines = [f"{what}."]
+    lines = [f"{problem}."]
     parts = (("expected:", expected), ("got:", got), ("where:", where), ("try:", hint))
     lines += [f"  {label:<9} {part}" for label, part in parts if str(part) != ""]
     return Mismatch("\n".join(lines))
@@ -30,7 +30,7 @@ def mismatch_text(
 
 def mismatch(
     kind: type[E],
-    what: str,
+    problem: str,
     expected: object = "",
     got: object = "",
     *,
@@ -46,24 +46,24 @@ def mismatch(
           expected: at least one example
           got:      0
     """
-    return kind(mismatch_text(what, expected, got, where=where, hint=hint))
+    return kind(mismatch_text(problem, expected, got, where=where, hint=hint))
 
 
-def optional(module: str, what: str, extra: str, expected: object = "") -> Any:
+def optional(module: str, problem: str, extra: str, expected: object = "") -> Any:
     """Import a module that an extra of the package installs, or raise an error that names it."""
     try:
         return import_module(module)
     except ImportError as error:
         hint = f"pip install 'pyg_dynbatch[{extra}]'"
-        raise mismatch(ImportError, what, expected, error, hint=hint) from error
+        raise mismatch(ImportError, problem, expected, error, hint=hint) from error
 
 
 def check_first_derivative(owner: str, hint: object = "") -> None:
     """Refuse to be recorded; for a backward pass written by hand, which has no derivative."""
     if torch.is_grad_enabled():
-        what = f"{owner}: second derivatives are not available"
-        wanted = "backward() or autograd.grad() without create_graph"
-        raise mismatch(RuntimeError, what, wanted, "create_graph=True", hint=hint)
+        problem = f"{owner}: second derivatives are not available"
+        expected = "backward() or autograd.grad() without create_graph"
+        raise mismatch(RuntimeError, problem, expected, "create_graph=True", hint=hint)
 
 
 def describe_value(value: object) -> str:
@@ -95,21 +95,22 @@ def count_or_none(name: str, value: object) -> int | None:
 def checked_range(name: str, value: Any, interval: str) -> Any:
     """Return a number in an interval, such as ``"[0, 1)"`` without 1, or raise an error."""
     least, most = map(float, interval[1:-1].split(","))
-    above, below = (lt if end in "()" else le for end in (interval[0], interval[-1]))
+    above = le if interval[0] == "[" else lt
+    below = le if interval[-1] == "]" else lt
     if not isinstance(value, Real) or not (above(least, value) and below(value, most)):
-        what, wanted = f"{name} is out of range", f"a number in {interval}"
-        raise mismatch(ValueError, what, wanted, repr(value))
+        problem = f"{name} is out of range"
+        raise mismatch(ValueError, problem, f"a number in {interval}", repr(value))
     return value
 
 
-def checked_shape(what: str, value: Any, shape: Sequence[int], **notes: object) -> Any:
+def checked_shape(problem: str, value: Any, shape: Sequence[int], **notes: object) -> Any:
     """Return a tensor that has this shape, or raise an error; notes are ``where`` and ``hint``."""
     if getattr(value, "shape", None) != tuple(shape):
-        raise mismatch(ValueError, what, list(shape), describe_value(value), **notes)
+        raise mismatch(ValueError, problem, list(shape), describe_value(value), **notes)
     return value
 
 
-def checked_choice(what: str, value: T, choices: Iterable[T], hint: object = "") -> T:
+def checked_choice(problem: str, value: T, choices: Iterable[T], hint: object = "") -> T:
     """Return a value that is one of some choices, or raise a ValueError.
 
     Example:
@@ -119,8 +120,9 @@ def checked_choice(what: str, value: T, choices: Iterable[T], hint: object = "")
           expected: 'bottom_up' or 'top_down'
           got:      'up'
     """
-    if value in (known := list(choices)):
+    known = list(choices)
+    if value in known:
         return value
     *others, last = map(repr, known)
-    wanted = f"{', '.join(others)} or {last}" if others else last
-    raise mismatch(ValueError, what, wanted, repr(value), hint=hint)
+    expected = f"{', '.join(others)} or {last}" if others else last
+    raise mismatch(ValueError, problem, expected, repr(value), hint=hint)

@@ -69,14 +69,15 @@ def is_native(*given: Tensor) -> bool:
 
 def describe_native() -> str:
     """Describe the native code in use: the extension, its variant, threads and OpenMP."""
-    native, switch = loaded_extension(), os.environ.get(NATIVE_SWITCH)
+    native = loaded_extension()
     if native is None:
         return "extension  none: plain torch and NumPy compute the same results more slowly"
     variant = "none: this platform has no kernels in C"
     if hasattr(native, "variants"):
         variant = f"{native.variant()} (this processor runs {', '.join(native.variants())})"
+    is_off = os.environ.get(NATIVE_SWITCH) == "0"
     lines = {
-        "extension": f"{native.__file__}" + (f", off: {NATIVE_SWITCH}=0" if switch == "0" else ""),
+        "extension": f"{native.__file__}" + (f", off: {NATIVE_SWITCH}=0" if is_off else ""),
         "variant": variant,
         "threads": f"{torch.get_num_threads() if native.OPENMP else 1}",
         "OpenMP": ", ".join(_openmp_libraries()) if native.OPENMP else "not used",
@@ -121,5 +122,7 @@ def keep_freed_memory() -> bool:
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None:
         return False
-    mmap_max, trim_threshold, never = -4, -1, -1  # numbers of malloc.h
+    mmap_max = -4  # numbers of malloc.h
+    trim_threshold = -1
+    never = -1
     return bool(mallopt(mmap_max, 0)) and bool(mallopt(trim_threshold, never))
