@@ -65,7 +65,6 @@ DEFINED_SEVERAL_TIMES = {
     "Model": 2,
     "Operation": 2,
     "Part": 2,
-    "Plan": 2,
     "Record": 2,
     "Rows": 6,
     "Run": 2,

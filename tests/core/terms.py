@@ -96,27 +96,34 @@ def computed(terms: Terms, steps: Steps) -> tuple[Calls, Outputs]:
         return found  # type: ignore[return-value]
 
     for step in steps.steps:
-        chain, given, made = steps.chain_of(step), iter(step.arguments), list[list[int]]()
-        assert step.size and len(chain.operations) <= 64
-        for operation, numbers in chain.calls:
+        program = steps.program_of(step)
+        assert step.size and len(program.calls) <= 64
+        assert program.num_operands == len(step.arguments)
+        values = [read(argument) for argument in step.arguments]
+        owners = [np.arange(step.size)] * len(values)
+        for number, argument in enumerate(step.arguments):
+            if argument.segments >= 0:
+                owners[number] = argument.calls_in(steps.index).numpy()
+                assert (np.diff(owners[number]) >= 0).all()
+        for operation, numbers in program.calls:
             signature, arguments = steps.signatures[operation], list[list[list[int]]]()
             for wanted, number in zip(signature.inputs, numbers, strict=True):
-                found = made[number] if number >= 0 else read(argument := next(given))
-                owner = np.arange(step.size)
-                if isinstance(wanted, Ragged):
-                    assert number < 0
-                    owner = argument.calls_in(steps.index).numpy()
-                    assert (np.diff(owner) >= 0).all()
-                pairs = list(zip(owner, found, strict=True))
+                is_ragged = isinstance(wanted, Ragged)
+                if number < program.num_operands:
+                    assert is_ragged == (step.arguments[number].segments >= 0)
+                else:
+                    assert not is_ragged
+                pairs = list(zip(owners[number], values[number], strict=True))
                 arguments.append([[t for own, t in pairs if own == n] for n in range(step.size)])
             each = [call_of(signature, [own[n] for own in arguments]) for n in range(step.size)]
             calls.update(each)
-            made += [[terms(call, n) for call in each] for n in range(len(signature.outputs))]
-        assert next(given, None) is None
-        for (buffer, first), number in zip(step.results, chain.outputs, strict=True):
+            for n in range(len(signature.outputs)):
+                values.append([terms(call, n) for call in each])
+                owners.append(np.arange(step.size))
+        for (buffer, first), number in zip(step.results, program.outputs, strict=True):
             own = slice(first, first + step.size)
             assert first >= 0 and rows[buffer][own] == [None] * step.size, "written twice"
-            rows[buffer][own] = made[number]
+            rows[buffer][own] = values[number]
     assert not any(None in each for each in rows)
     outputs = {
         name: list(zip(read(output.rows), steps.example_of(name).tolist(), strict=True))

@@ -137,7 +137,7 @@ def test_a_long_chain_is_cut() -> None:
         value = model.call(recording, f"layer_{k}", value)
     recording.output(value)
     schedule = check(model, [recording])
-    sizes = [len(schedule.chain_of(step).operations) for step in schedule.steps]
+    sizes = [len(schedule.program_of(step).operations) for step in schedule.steps]
     assert sum(sizes) == 150 and max(sizes) == 64
 
 

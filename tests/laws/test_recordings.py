@@ -212,7 +212,7 @@ def test_every_call_is_scheduled_under_its_own_name(recorder: Any, calls: list[s
     steps = schedule_recordings([recorder(each) for each in calls])
     found: Counter[str] = Counter()
     for step in steps.steps:
-        for operation in steps.chain_of(step).operations:
+        for operation in steps.program_of(step).operations:
             found[steps.signatures[operation].name] += step.size
     wanted = Counter(NAMES[name] for each in calls for name in each)
     assert found == wanted

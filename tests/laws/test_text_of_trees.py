@@ -150,7 +150,7 @@ def test_trees_without_labels_are_those_with_labels(prepared: Any) -> None:
     labelled = tokens("(3 (2 fun) (1 (0 3) (1 Good)))")
     for text in ("((fun) ((3) (Good)))", ["fun", ["3", "Good"]]):
         assert tokens(text) == labelled
-    # One tree has labels everywhere or nowhere, as in training.
-    assert "a second token" in schema.entry("(3 (2 fun) (3))").fault
+    # An integer is a label unless it is all that a node has.
     row = schema.vocabulary.row
-    assert tokens("(million (3 (about)) (fun))") == [0, row("3"), 0, row("fun")]
+    assert tokens("(3 (2 fun) (3))") == [-1, row("fun"), row("3")]
+    assert tokens("(million (3 (about)) (fun))") == [0, -1, 0, row("fun")]

@@ -12,10 +12,10 @@ from pyg_dynbatch.autobatch.programs import (
     Choice,
     Loop,
     Operands,
-    Program,
     endless,
     flattened,
     out_of_range,
+    program_of,
     type_of,
     unflattened,
 )
@@ -102,7 +102,7 @@ def while_loop(
     key = (while_loop, len(leaves), most, *_keys(bodies))
 
     def make() -> Loop:
-        condition, body = (Program.of(*found) for found in bodies)
+        condition, body = (program_of(*found) for found in bodies)
         return Loop(condition, body, len(leaves), most)
 
     found = record_own(session, key, make, operands.values)
@@ -228,7 +228,7 @@ def _choose(
     ]
 
     def make() -> Choice:
-        programs = tuple(Program.of(*found) for found in bodies)
+        programs = tuple(program_of(*found) for found in bodies)
         types = tuple(filter(None, results[0].types))
         return Choice(programs, types, owner.partition(".")[2])
 

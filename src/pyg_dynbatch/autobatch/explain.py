@@ -104,7 +104,7 @@ def explain(session: Session, examples: int) -> Explanation:
     for schedule in schedules:
         total += len(schedule.steps)
         for step in schedule.steps:
-            numbers = schedule.chain_of(step).operations
+            numbers = schedule.program_of(step).operations
             *others, last = (schedule.signatures[number].name for number in numbers)
             for name in (*others, last):
                 calls[name] += step.size

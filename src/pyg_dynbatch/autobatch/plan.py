@@ -15,12 +15,13 @@ from torch import Tensor, nn
 
 from pyg_dynbatch.autobatch.sequences import SameLength, SequenceRun
 from pyg_dynbatch.autobatch.signatures import CellCall, Site, Table
+from pyg_dynbatch.core import scheduling
 from pyg_dynbatch.core.engine import Run
 from pyg_dynbatch.core.levels import Levels, schedule_structure
 from pyg_dynbatch.core.movable import MovablePlan
 from pyg_dynbatch.core.operation import calls_only
 from pyg_dynbatch.core.policy import Policy
-from pyg_dynbatch.core.scheduling import Constants, Plan, Values
+from pyg_dynbatch.core.scheduling import Calls, Constants, Records, Values
 from pyg_dynbatch.core.steps import BufferSpec, Steps
 from pyg_dynbatch.core.structure import TopologicalOrder
 from pyg_dynbatch.core.types import TensorType
@@ -105,14 +106,14 @@ class Planner:
         self.table, self.code, self.values, self.rows = table, code, values, rows
         self.alive, self.places = alive, places
         self.sites = table.recorded
-        self.plan = self._merged(begins)
-        self.begin = self.plan.begin[: self.plan.calls].copy()
+        self.calls = self._merged(begins)
+        self.begin = self.calls.member
 
-    def _merged(self, begins: np.ndarray) -> Plan:
-        plan = Plan(self.sites, self.code, begins, self.values)
+    def _merged(self, begins: np.ndarray) -> Calls:
+        records = Records(self.sites, self.code, begins, self.values)
         # Numbers that were met before are one value already.
-        plan.merge(Constants.none(self.sites), merge_equal=False)
-        return plan
+        calls, _ = scheduling.merge(records, Constants.none(self.sites), merge_equal=False)
+        return calls
 
     def makers_of(self, numbers: np.ndarray) -> np.ndarray:
         """Return the calls that make values; -1 for values that have rows."""
@@ -135,13 +136,13 @@ class Planner:
             self.kept[np.array(wanted, dtype=np.int64)] = 1
         waiting, waits = 0, np.zeros(self.begin.size, dtype=bool)
         if needed is not None:
-            waiting, waits = self.plan.choose(needed, self.kept, joins=True)
+            waiting, waits = scheduling.choose(self.calls, needed, self.kept, joins=True)
         elif wanted is not None:  # the derivative of what nobody reads could be infinite
-            waiting, waits = self.plan.choose(wanted, self.kept.copy(), joins=False)
+            waiting, waits = scheduling.choose(self.calls, wanted, self.kept.copy(), joins=False)
         cells = [site for site in self.table.sites if site.cell or site.layer]
         if not cells:
-            plan = self._merged(self.begin[~waits]) if waiting else self.plan
-            return [self._steps(plan, policy, self.kept)], self.begin[waits]
+            calls = self._merged(self.begin[~waits]) if waiting else self.calls
+            return [self._steps(calls, policy, self.kept)], self.begin[waits]
         self._list_reads()
         runs, phase = self._cell_runs(cells, waits)
         phase[waits] = -1
@@ -155,27 +156,28 @@ class Planner:
         return parts, self.begin[waits]
 
     def _list_reads(self) -> None:
-        plan, calls = self.plan, self.plan.calls
+        count = self.calls.num_calls
         self.site = self.code[self.begin]
-        self.first_read, self.read = plan.first_read, plan.read[: plan.first_read[calls]]
-        self.first_read, self.read = self.first_read.copy(), self.read.copy()
-        self.reader = np.repeat(np.arange(calls), np.diff(self.first_read[: calls + 1]))
+        # Copies, since calls that are fused overwrite them.
+        self.first_read = self.calls.first_read.copy()
+        self.read = self.calls.read[: self.first_read[count]].copy()
+        self.reader = np.repeat(np.arange(count), np.diff(self.first_read[: count + 1]))
         self.maker = self.makers_of(self.read)  # of each read
 
     # Calls that the engine runs.
 
     def _schedule(self, chosen: np.ndarray, policy: Policy) -> Steps:
         everything = chosen.size == self.begin.size
-        plan = self.plan if everything else self._merged(self.begin[chosen])
+        calls = self.calls if everything else self._merged(self.begin[chosen])
         outside, kept = np.ones(self.begin.size, dtype=bool), self.kept.copy()
         outside[chosen] = False
         kept[self.read[outside[self.reader]]] = 1
-        return self._steps(plan, policy, kept)
+        return self._steps(calls, policy, kept)
 
-    def _steps(self, plan: Plan, policy: Policy, kept: np.ndarray) -> Steps:
-        plan.fuse(kept, self.places)
+    def _steps(self, calls: Calls, policy: Policy, kept: np.ndarray) -> Steps:
+        fused = scheduling.fuse(calls, kept, self.places)
         before = self.rows.tolist()
-        steps, index = plan.schedule(policy, self.rows)
+        steps, index = scheduling.place(fused, policy, self.rows)
         columns = zip(self.sites.row_types, before, self.rows.tolist(), strict=True)
         return Steps(
             signatures=self.sites.signatures,
@@ -185,7 +187,7 @@ class Planner:
             constants=(None,) * len(before),
             outputs={},
             num_examples=1,
-            fused=tuple(chain for chain, _, _ in plan.chains),
+            fused=fused.programs,
         )
 
     # Calls that cells run.

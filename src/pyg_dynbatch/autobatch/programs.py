@@ -2,16 +2,16 @@
 
 The body of a loop is recorded in a session of its own, a :class:`Body`. Its operands, which are the
 state of the loop and values of enclosing sessions that it uses, are recorded as rows from outside,
-so that what it recorded is a code like all others. A :class:`Program` is that code without numbers
-of a table, and without calls on which no result depends.
+so that what it recorded is a code like all others. Its :class:`~pyg_dynbatch.core.program.Program`
+is that code without numbers of a table, and without calls on which no result depends.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from operator import itemgetter
+from functools import partial
+from itertools import chain, islice
 from typing import Any, NamedTuple, NoReturn
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
@@ -22,11 +22,11 @@ from pyg_dynbatch.autobatch.ragged import as_row
 from pyg_dynbatch.autobatch.recorder import Recorder
 from pyg_dynbatch.autobatch.session import Session
 from pyg_dynbatch.autobatch.signatures import Own, Site, Spec, Table
-from pyg_dynbatch.core.engine import Engine
 from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.core.listing import NeedsPython
 from pyg_dynbatch.core.operation import Ragged
-from pyg_dynbatch.core.scheduling import begins_of
+from pyg_dynbatch.core.program import BatchedCall, Call, Program
+from pyg_dynbatch.core.recording import Record, records_of
 from pyg_dynbatch.core.types import RaggedRows, TensorType, has_gradient
 
 Rows = Sequence[Tensor]
@@ -212,118 +212,123 @@ def _filled(form: Any, leaves: Iterator[Any]) -> Any:
     return form(next(leaves))
 
 
-class Call(NamedTuple):
-    """One call of a program; its arguments are numbers of values."""
+class Inner(NamedTuple):
+    """What a call of a program does: a signature, and how many rows each ragged argument has."""
 
     spec: Spec
-    arguments: tuple[int | tuple[int, ...], ...]
+    lengths: tuple[int, ...] = ()
 
 
-class Program(NamedTuple):
-    """Calls in order. The values are the operands, then the results of each call."""
+def program_of(body: Body, outputs: Sequence[int]) -> Program[Inner]:
+    """Return what a body has recorded and these values depend on.
 
-    num_operands: int
-    calls: tuple[Call, ...]
-    outputs: tuple[int, ...]
-
-    @classmethod
-    def of(cls, body: Body, outputs: Sequence[int]) -> "Program":
-        """Return what a body has recorded and these values depend on."""
-        table, code = body.table, np.array(body.code, dtype=np.int32)
-        begins = begins_of(table.recorded, code).tolist()
-        records = [_Record(table, body.code, begin) for begin in begins]
-        needed, used = set(outputs), list[_Record]()
-        for record in reversed(records):
-            if record.site.spec is None or not needed.isdisjoint(record.results):
-                needed.update(record.reads())
-                used.append(record)
-        count, number = len(body.operands.values), dict[int, int]()
-        size, calls = count, list[Call]()
-        for group in _grouped(used[::-1]):
-            if (spec := group[0].site.spec) is None:  # an operand
-                number[group[0].results[0]] = body.code[group[0].results[0] + 1]
-                continue
-            arguments = tuple(each for record in group for each in record.renumbered(number))
-            calls.append(Call(_joined(spec, len(group)), arguments))
-            results = [value for record in group for value in record.results]
-            number.update(zip(results, range(size, size + len(results)), strict=True))
-            size += len(results)
-        return cls(count, tuple(calls), tuple(number[value] for value in outputs))
-
-    @property
-    def specs(self) -> tuple[Spec, ...]:
-        """Signatures of the calls."""
-        return tuple(call.spec for call in self.calls)
-
-    @property
-    def operands(self) -> list[int]:
-        """Positions of the operands that are read."""
-        read = set(_flat(argument for call in self.calls for argument in call.arguments))
-        return sorted(value for value in read.union(self.outputs) if value < self.num_operands)
-
-    def runner(self, table: Table) -> Callable[[Sequence[Any], int], list[Tensor]]:
-        """Return a function of the rows of all operands, and their number."""
-        steps = []
-        for spec, arguments in self.calls:
-            site = table.by_spec[spec]
-            form: Any = table.engine.operations[site.signature.name].module  # type: ignore[union-attr]
-            if any(isinstance(wanted, Ragged) for wanted in spec.inputs):
-                form = _with_ragged(form, spec, arguments, table.engine)
-                arguments = ()
-            one: Any = arguments[0] if len(arguments) == 1 else None
-            pick = itemgetter(*arguments) if len(arguments) > 1 else None
-            steps.append((form, one, pick, len(site.kinds) > 1))
-        outputs = self.outputs
-
-        def run(operands: Sequence[Any], size: int) -> list[Tensor]:
-            values = [*operands]
-            for form, one, pick, several in steps:
-                if pick is not None:
-                    found = form(*pick(values))
-                else:
-                    found = form(values, size) if one is None else form(values[one])
-                if several:
-                    values += found
-                else:
-                    values.append(found)
-            return [values[number] for number in outputs]
-
-        return run
+    The operands of the program are those of the body.
+    """
+    number_of_value = dict[int, int]()
+    num_operands = len(body.operands.values)
+    num_values = num_operands
+    calls = list[Call[Inner]]()
+    for group in _grouped(_needed(body, outputs)):
+        spec = group[0].site.spec
+        if spec is None:  # an operand, which its record names
+            begin = group[0].results[0]
+            number_of_value[begin] = body.code[begin + 1]
+            continue
+        lengths = tuple(size for record in group for size in record.lengths)
+        arguments = [number_of_value[value] for record in group for value in record.reads]
+        calls.append(Call(Inner(_joined(spec, len(group)), lengths), tuple(arguments)))
+        for record in group:
+            for value in record.results:
+                number_of_value[value] = num_values
+                num_values += 1
+    return Program(num_operands, tuple(calls), tuple(number_of_value[each] for each in outputs))
 
 
-def _flat(arguments: Iterable[Any]) -> Iterator[int]:
-    for argument in arguments:
-        if isinstance(argument, int):
-            yield argument
-        else:
-            yield from argument
+def specs_of(*programs: Program[Inner]) -> tuple[Spec, ...]:
+    """Return the signatures of the calls of programs."""
+    return tuple(inner.spec for program in programs for inner in program.operations)
+
+
+def runner_of(
+    program: Program[Inner], table: Table
+) -> Callable[[Sequence[Any], int], list[Tensor]]:
+    """Return a function of the rows of all operands, and their number."""
+    calls = [Call(_batched_call(inner, table), reads) for inner, reads in program.calls]
+    prepared = Program(program.num_operands, tuple(calls), program.outputs)
+    return partial(prepared.run, _itself)
+
+
+def _itself(call: BatchedCall) -> BatchedCall:
+    return call
+
+
+def _batched_call(inner: Inner, table: Table) -> BatchedCall:
+    """Return what makes a call inside of a program."""
+    site = table.by_spec[inner.spec]
+    form: Any = table.engine.operations[site.signature.name].module  # type: ignore[union-attr]
+    has_one_result = len(site.kinds) == 1
+    device = table.engine.device
+
+    def call(arguments: Sequence[Tensor], size: int) -> Sequence[Tensor]:
+        results = form(*arguments)
+        return (results,) if has_one_result else results
+
+    def call_with_ragged(arguments: Sequence[Tensor], size: int) -> Sequence[Tensor]:
+        lengths = iter(inner.lengths)
+        rest = iter(arguments)
+        filled = list[Any]()
+        for expected in inner.spec.inputs:
+            if isinstance(expected, Ragged):
+                rows = list(islice(rest, next(lengths)))
+                filled.append(_ragged_rows(rows, expected, size, device))
+            else:
+                filled.append(next(rest))
+        return call(filled, size)
+
+    has_ragged = any(isinstance(expected, Ragged) for expected in inner.spec.inputs)
+    return call_with_ragged if has_ragged else call
+
+
+def _ragged_rows(
+    values: Sequence[Tensor], argument: Ragged, size: int, device: torch.device
+) -> RaggedRows:
+    """Give every call of a step one row of each value."""
+    row_type: Any = argument.row_type
+    calls = torch.arange(size, device=device).repeat_interleave(len(values))
+    if values:
+        rows = torch.stack(list(values), 1).flatten(0, 1)
+    else:
+        rows = torch.empty((0, *row_type.shape), dtype=row_type.dtype, device=device)
+    return RaggedRows(rows, calls, size)
 
 
 class _Record:
-    """One record of a code: its site, what it reads, and the numbers of its results."""
+    """One record of a body: its site, what it reads, and the numbers of its results."""
 
-    def __init__(self, table: Table, code: Sequence[int], begin: int) -> None:
-        self.site: Site = table.sites[code[begin]]
-        self.results = range(begin, begin + len(self.site.kinds))
+    def __init__(self, table: Table, record: Record) -> None:
+        self.site: Site = table.sites[record.number]
+        self.results = range(record.begin, record.begin + len(self.site.kinds))
         target = self.site.spec.target if self.site.spec else None
         self.may_join = isinstance(target, Own) and target.joined(2) is not None
-        self.arguments, place = list[Any](), begin + 1
-        for wanted in self.site.spec.inputs if self.site.spec else ():
-            if isinstance(wanted, Ragged):
-                end = place + 1 + code[place]
-                self.arguments.append(tuple(code[place + 1 : end]))
-                place = end
-            else:
-                self.arguments.append(code[place])
-                place += 1
+        self.reads = [] if self.site.spec is None else list(chain(*record.arguments))
+        inputs = self.site.spec.inputs if self.site.spec else ()
+        self.lengths = [
+            len(values)
+            for values, expected in zip(record.arguments, inputs, strict=False)
+            if isinstance(expected, Ragged)
+        ]
 
-    def reads(self) -> Iterator[int]:
-        return _flat(self.arguments)
 
-    def renumbered(self, number: dict[int, int]) -> tuple[Any, ...]:
-        return tuple(
-            number[a] if isinstance(a, int) else tuple(number[n] for n in a) for a in self.arguments
-        )
+def _needed(body: Body, outputs: Sequence[int]) -> list[_Record]:
+    """List the records of a body that make operands, or values on which the outputs depend."""
+    records = [_Record(body.table, each) for each in records_of(body.table.recorded, body.code)]
+    needed = set(outputs)
+    kept = list[_Record]()
+    for record in reversed(records):
+        if record.site.spec is None or not needed.isdisjoint(record.results):
+            needed.update(record.reads)
+            kept.append(record)
+    return kept[::-1]
 
 
 def _grouped(records: Sequence[_Record]) -> Iterator[list[_Record]]:
@@ -332,12 +337,12 @@ def _grouped(records: Sequence[_Record]) -> Iterator[list[_Record]]:
     while waiting:
         blocked = list[_Record]()
         for each in waiting:
-            if each.may_join or not made.issuperset(each.reads()):
+            if each.may_join or not made.issuperset(each.reads):
                 blocked.append(each)
             else:
                 yield [each]
                 made.update(each.results)
-        ready = [each for each in blocked if made.issuperset(each.reads())]
+        ready = [each for each in blocked if made.issuperset(each.reads)]
         if chosen := [each for each in ready if each.site is ready[0].site]:
             yield chosen
             made.update(value for each in chosen for value in each.results)
@@ -351,29 +356,6 @@ def _joined(spec: Spec, calls: int) -> Spec:
         return spec
     inputs = spec.inputs * calls
     return Spec((target, *inputs), target, (), inputs, no_grad=False)
-
-
-def _with_ragged(
-    form: Callable[..., Any], spec: Spec, arguments: Sequence[Any], engine: Engine
-) -> Callable[[Sequence[Any], int], Any]:
-    """Return a form with ragged arguments as a function of all values, and the number of calls."""
-
-    def run(values: Sequence[Any], size: int) -> Any:
-        def filled(wanted: Any, argument: Any) -> Any:
-            if not isinstance(wanted, Ragged):
-                return values[argument]
-            row_type: Any = wanted.row_type
-            place: Any = {"device": engine.device}
-            calls = torch.arange(size, **place).repeat_interleave(len(argument))
-            if argument:
-                rows = torch.stack([values[number] for number in argument], 1).flatten(0, 1)
-            else:
-                rows = torch.empty((0, *row_type.shape), dtype=row_type.dtype, **place)
-            return RaggedRows(rows, calls, size)
-
-        return form(*map(filled, spec.inputs, arguments))
-
-    return run
 
 
 class _Split(torch.autograd.Function):
@@ -494,8 +476,8 @@ def own_form(
 class Loop(Own):
     """A loop: the rows whose condition holds run the body, the others are set aside."""
 
-    condition: Program
-    body: Program
+    condition: Program[Inner]
+    body: Program[Inner]
     width: int  # number of operands that are the state
     most: int  # iterations
     __name__ = "while_loop"
@@ -503,12 +485,12 @@ class Loop(Own):
     @property
     def specs(self) -> tuple[Spec, ...]:  # type: ignore[override]
         """Signatures of the calls inside."""
-        return self.condition.specs + self.body.specs
+        return specs_of(self.condition, self.body)
 
     def examined(self, table: Table, spec: Spec) -> Examined:
         """Return the form on stacked rows."""
-        condition, body = self.condition.runner(table), self.body.runner(table)
-        used = {*self.condition.operands, *self.body.operands}
+        condition, body = runner_of(self.condition, table), runner_of(self.body, table)
+        used = {*self.condition.operands_read, *self.body.operands_read}
         kept = [*range(self.width), *(n for n in range(self.width, len(spec.inputs)) if n in used)]
         sides, width, most = [kept, range(self.width)], self.width, self.most
 
@@ -543,7 +525,7 @@ class Loop(Own):
 class Choice(Own):
     """Branches, each of which runs on the rows that chose it."""
 
-    branches: tuple[Program, ...]
+    branches: tuple[Program[Inner], ...]
     types: tuple[TensorType, ...]  # of the results
     name: str
 
@@ -554,12 +536,13 @@ class Choice(Own):
     @property
     def specs(self) -> tuple[Spec, ...]:  # type: ignore[override]
         """Signatures of the calls inside."""
-        return tuple(spec for branch in self.branches for spec in branch.specs)
+        return specs_of(*self.branches)
 
     def examined(self, table: Table, spec: Spec) -> Examined:
         """Return the form on stacked rows."""
-        runs = [branch.runner(table) for branch in self.branches]
-        used, several = [branch.operands for branch in self.branches], len(self.types) > 1
+        runs = [runner_of(branch, table) for branch in self.branches]
+        used = [branch.operands_read for branch in self.branches]
+        several = len(self.types) > 1
 
         def form(choice: Tensor, *operands: Tensor) -> Any:
             choice, size = choice.reshape(-1), choice.size(0)

@@ -27,7 +27,7 @@ from pyg_dynbatch.core.engine import Run
 from pyg_dynbatch.core.errors import describe_value, mismatch
 from pyg_dynbatch.core.policy import Policy
 from pyg_dynbatch.core.scheduling import Values, begins_of
-from pyg_dynbatch.core.steps import Step
+from pyg_dynbatch.core.steps import Step, Steps
 from pyg_dynbatch.core.types import TensorType
 
 _STATIC = {
@@ -70,31 +70,32 @@ class _Run(Run):
         super().__init__(session.table.engine)
         self.session = session
 
-    def make(self, number: int, step: Step) -> None:
+    def make(self, schedule: Steps, number: int, step: Step) -> None:
         """Run one step; name the example and the line if it fails."""
         try:
-            super().make(number, step)
+            super().make(schedule, number, step)
         except Exception as error:
             if self.called is None:  # before the first call
                 raise
-            sites, name = self.session.table.sites, self.called.signature.name
+            name = self.called.signature.name
+            sites = self.session.table.sites
             site = next(s for s in sites if s.signature and s.signature.name == name)
             where = [name, site.where.rpartition(", ")[2]]  # its line
-            if (row := self._failing(step)) is not None:
-                kind, first = step.results[0]
-                where[1:1] = [f"example {self.session.example_with(kind, first + row)}"]
+            if (row := self._failing(schedule, step)) is not None:
+                buffer, first = step.results[0]
+                where[1:1] = [f"example {self.session.example_with(buffer, first + row)}"]
             error.add_note(NOTE + ", ".join(where))
             raise
 
-    def _failing(self, step: Step) -> int | None:
+    def _failing(self, schedule: Steps, step: Step) -> int | None:
         """Return the first row on which a step fails alone; ``None`` if that is not known."""
         if any(read.segments >= 0 for read in step.arguments) or self.session.device.type != "cpu":
             return None
-        found, chain = self._exchange(self._reads(step.arguments)), self.schedule.chain_of(step)
+        operands = self.operands_of(schedule, step)
         for row in range(step.size):
-            alone = [tuple(part[row : row + 1] for part in rows) for rows in found]
+            alone = [rows[row : row + 1] for rows in operands]
             try:
-                self.results_of(chain, zip(step.arguments, alone, strict=True), 1, "")
+                self.results_of(schedule, step, alone, 1)
             except Exception:  # noqa: BLE001 - the caller raises the error of all rows
                 return row
         return None

@@ -1,8 +1,9 @@
 """Run a schedule with modules: gather, call and write, step by step."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
-from typing import Any, NamedTuple, NoReturn
+from functools import partial
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -29,7 +30,7 @@ from pyg_dynbatch.core.row_buffer import (
     outside_graphs,
     unsupported,
 )
-from pyg_dynbatch.core.steps import BufferSpec, Chain, IndexSlice, Step, Steps, packed
+from pyg_dynbatch.core.steps import BufferSpec, IndexSlice, Step, Steps, packed
 from pyg_dynbatch.core.types import RaggedRows, RowType, TensorType, describe, parts_of
 
 
@@ -95,8 +96,8 @@ class Engine(nn.Module):
         run.extend(schedule, inputs or {})
         distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
         if torch.is_grad_enabled() and distributed:
-            run.touch_unused()
-        return run.outputs()
+            run.touch_unused(schedule)
+        return run.outputs(schedule)
 
     def __prepare_scriptable__(self) -> NoReturn:
         raise unsupported("Engine", "torch.jit.script (TorchScript)")
@@ -117,9 +118,8 @@ class Engine(nn.Module):
 
     def no_rows(self, row_type: RowType) -> Rows:
         """Return zero rows of a row type, one tensor per part."""
-        like = self._precision
         return tuple(
-            like.new_zeros(0, *part.shape, dtype=self.working_dtype(part.dtype))
+            self._precision.new_zeros(0, *part.shape, dtype=self.working_dtype(part.dtype))
             for part in parts_of(row_type)
         )
 
@@ -137,17 +137,130 @@ class Engine(nn.Module):
         return f"Engine({', '.join(s.name for s in self.operations.signatures)})"
 
 
-class _Known(NamedTuple):
-    """What is called for a signature."""
+class StepCall:
+    """Makes the calls of an operation within a step, and checks what it returns.
 
-    operation: Operation
-    run: Callable[..., Any]
-    results: list[tuple[tuple[int, ...], torch.dtype]]  # empty if rows have several parts
-    is_function: bool  # whose arguments and results need not be checked
+    Arguments and results are as a module takes and returns them: a tensor, a tuple of tensors for
+    a tuple type, ``RaggedRows`` for a ragged argument.
+    """
+
+    def __init__(self, engine: Engine, operation: Operation) -> None:
+        self.engine = engine
+        self.operation = operation
+        self.signature = operation.signature
+        only_calls = calls_only(operation, forward=Operation.forward)
+        self.function: Callable[..., Any] = operation.module if only_calls else operation
+
+    def __call__(self, arguments: Sequence[Any], size: int) -> Sequence[Any]:
+        """Make as many calls as ``size`` says, and return all results."""
+        return self._checked(self._called(arguments), size)
+
+    def _called(self, arguments: Sequence[Any]) -> Any:
+        """Call the operation; raise an error if it changes rows, which other calls also read."""
+        # In inference mode tensors do not count in-place changes.
+        counted = [] if torch.is_inference_mode_enabled() else self._tensors_in(arguments)
+        versions = [tensor._version for tensor in counted]
+        results = self.function(*arguments)
+        if [tensor._version for tensor in counted] != versions:
+            what = f"Operation {self.signature.name!r}: its module changed an argument in place"
+            got = "a layer with inplace=True, or a method such as add_()"
+            hint = "inplace=False, or a clone: other calls read these rows too"
+            raise mismatch(RuntimeError, what, "unchanged rows", got, hint=hint)
+        return results
+
+    def _tensors_in(self, arguments: Sequence[Any]) -> Sequence[Tensor]:
+        tensors = list[Tensor]()
+        for argument in arguments:
+            rows = argument.rows if isinstance(argument, RaggedRows) else argument
+            tensors += as_parts(rows)
+        return tensors
+
+    def _checked(self, results: Any, size: int) -> list[Any]:
+        """Check results against the signature, and convert them to the working precision."""
+        outputs = self.signature.outputs
+        what = f"Operation {self.signature.name!r}: invalid results of its module"
+        values = (results,) if len(outputs) == 1 else results
+        if not isinstance(values, tuple) or len(values) != len(outputs):
+            expected = f"{len(outputs)} results: {self.signature}"
+            listed = values if isinstance(values, tuple) else (values,)
+            raise mismatch(TypeError, what, expected, ", ".join(map(describe_value, listed)))
+        checked = []
+        for value, row_type in zip(values, outputs, strict=True):
+            _check_rows(as_parts(value), parts_of(row_type), size, what)
+            rows = self._in_working_precision(as_parts(value), row_type)
+            checked.append(as_value(rows, row_type))
+        return checked
+
+    def _in_working_precision(self, rows: Rows, row_type: RowType) -> Rows:
+        converted = []
+        for row, part in zip(rows, parts_of(row_type), strict=True):
+            dtype = self.engine.working_dtype(part.dtype)
+            if row.dtype == torch.float64 != dtype:
+                what = f"Operation {self.signature.name!r}: its results would be rounded"
+                hint = "float64 as the type of the result, or engine.double()"
+                raise mismatch(TypeError, what, dtype, row.dtype, hint=hint)
+            converted.append(row.to(dtype))
+        return tuple(converted)
+
+
+class PlainCall(StepCall):
+    """Of an operation whose arguments and results are single tensors."""
+
+    def __init__(self, engine: Engine, operation: Operation) -> None:
+        super().__init__(engine, operation)
+        outputs: Sequence[Any] = self.signature.outputs
+        self.expected = [(part.shape, engine.working_dtype(part.dtype)) for part in outputs]
+
+    def __call__(self, arguments: Sequence[Any], size: int) -> Sequence[Any]:
+        """Make as many calls as ``size`` says, and return all results."""
+        results = self._called(arguments)
+        values = (results,) if len(self.expected) == 1 else results
+        if self._are_as_expected(values, size):
+            return values
+        return self._checked(results, size)
+
+    def _tensors_in(self, arguments: Sequence[Any]) -> Sequence[Tensor]:
+        return arguments
+
+    def _are_as_expected(self, values: Any, size: int) -> bool:
+        if type(values) is not tuple or len(values) != len(self.expected):
+            return False
+        for value, (shape, dtype) in zip(values, self.expected, strict=True):
+            if type(value) is not Tensor or value.dtype != dtype or value.shape != (size, *shape):
+                return False
+        return True
+
+
+class FunctionCall(StepCall):
+    """Of a function that changes no argument, and returns what the signature says."""
+
+    def __init__(self, engine: Engine, operation: Operation, function: Callable[..., Any]) -> None:
+        super().__init__(engine, operation)
+        self.function = function
+        self.has_one_result = len(self.signature.outputs) == 1
+
+    def __call__(self, arguments: Sequence[Any], size: int) -> Sequence[Any]:
+        """Make as many calls as ``size`` says, and return all results."""
+        results = self.function(*arguments)
+        return (results,) if self.has_one_result else results
+
+
+def step_call(engine: Engine, operation: Operation) -> StepCall:
+    """Choose how the calls of an operation are made, for one run."""
+    if not operation.is_plain:
+        return StepCall(engine, operation)
+    call = PlainCall(engine, operation)
+    owner = getattr(call.function, "__self__", call.function)
+    outputs: Sequence[Any] = operation.signature.outputs
+    keeps_dtypes = [dtype for _, dtype in call.expected] == [part.dtype for part in outputs]
+    function = owner.of_run(call.function) if isinstance(owner, Function) and keeps_dtypes else None
+    return call if function is None else FunctionCall(engine, operation, function)
 
 
 class Run:
     """One run of an engine: its row buffers, and the token that orders reads and writes.
+
+    extend(schedule, inputs) → make(schedule, …) for each step → outputs(schedule)
 
     A run may be extended: a further schedule finds the rows of the earlier ones as its first
     inputs, and gradients flow through all of them.
@@ -155,183 +268,129 @@ class Run:
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
+        self.buffers: list[RowBuffer] = []
         # Rows to be written before the next read: one call of autograd per step does both.
         self.pending: list[Write] = []
-        self.buffers: list[RowBuffer] = []
-        self.called: Operation | None = None  # the last one, which errors are about
-        self._by_signature: dict[int, tuple[Signature, _Known]] = {}
+        self.token = torch.empty(0)  # on the device of the schedules, from the first on
+        self.called: Operation | None = None  # by the current step, which errors are about
         # What steps share: per weight, for the layers that use it; per type, rows on stacks.
         self.shared: dict[Any, Any] = {}
+        self._calls: dict[int, tuple[Signature, StepCall]] = {}  # by the identity of a signature
 
     def extend(self, schedule: Steps, inputs: Mapping[RowType | str, Any]) -> None:
         """Run a schedule; of inputs with rows in a buffer already, only the others are given."""
         if not self.buffers:
             self.token = new_token(schedule.index)
-        self.schedule = schedule
         num_open = len(self.buffers)
-        # Those that are called: the steps of a flush are few, its signatures may be many.
-        self.operations = {
-            number: self._known_call(schedule.signatures[number]) for number in schedule.operations
-        }
-        for number, buffer in enumerate(self.buffers):
-            spec = schedule.buffers[number]
-            if inputs and (given := inputs.get(spec.row_type)) is not None:
-                self.pending.append(Write(buffer, buffer.rows, given))
+        for buffer, spec in zip(self.buffers, schedule.buffers, strict=False):
+            if (rows := inputs.get(spec.row_type)) is not None:
+                self.pending.append(Write(buffer, buffer.rows, rows))
             buffer.grow(spec.rows)
-        columns = zip(schedule.buffers[num_open:], schedule.constants[num_open:], strict=True)
-        for spec, constants in columns:
-            self._open_buffer(spec, constants, _input_rows(inputs, spec))
+        unopened = zip(schedule.buffers[num_open:], schedule.constants[num_open:], strict=True)
+        for spec, constants in unopened:
+            self._open_buffer(spec, constants, _input_rows(inputs, spec), schedule.device)
         outer = current_run.set(self)
         try:
             for number, step in enumerate(schedule.steps):
-                self.make(number, step)
+                self.make(schedule, number, step)
         finally:
             current_run.reset(outer)
 
-    def _known_call(self, signature: Signature) -> _Known:
-        """Return what is called for a signature; it is looked up once per run."""
-        known = self._by_signature.get(id(signature))
-        if known is None or known[0] is not signature:
-            operation = self.engine.operation_of(signature)
-            is_called = calls_only(operation, forward=Operation.forward)
-            call = operation.module if is_called else operation
-            results, function = list[Any](), None
-            if operation.is_plain:
-                own: Any = operation.signature.outputs
-                results = [(part.shape, self.engine.working_dtype(part.dtype)) for part in own]
-                owner = getattr(call, "__self__", call)
-                is_kept = [dtype for _, dtype in results] == [part.dtype for part in own]
-                function = owner.of_run(call) if is_kept and isinstance(owner, Function) else None
-            is_function = function is not None
-            known = signature, _Known(operation, function or call, results, is_function)
-            self._by_signature[id(signature)] = known
-        return known[1]
-
-    def _open_buffer(self, spec: BufferSpec, constants: Rows | None, given: Rows | None) -> None:
-        """Allocate a row buffer and fill in its constants and inputs."""
+    def _open_buffer(
+        self, spec: BufferSpec, constants: Rows | None, inputs: Rows | None, device: torch.device
+    ) -> None:
+        """Allocate a row buffer, and write its constants and inputs."""
         buffer = RowBuffer(spec.rows)
         self.buffers.append(buffer)
-        parts = parts_of(spec.row_type)
-        device = self.schedule.device
-        like = given or tuple(torch.empty((0, *part.shape), device=device) for part in parts)
-        buffer.allocate(like, self._dtypes(parts))
+        types = parts_of(spec.row_type)
+        like = inputs or tuple(torch.empty((0, *part.shape), device=device) for part in types)
+        buffer.allocate(like, tuple(self.engine.working_dtype(part.dtype) for part in types))
         if constants is not None:
             buffer.put(0, constants)
-        if given is not None:
-            self.pending.append(Write(buffer, spec.constants, given))
+        if inputs is not None:
+            self.pending.append(Write(buffer, spec.constants, inputs))
 
-    def make(self, number: int, step: Step) -> None:
+    def make(self, schedule: Steps, number: int, step: Step) -> None:
         """Run one step."""
-        where = f"step {number}"
-        given = zip(step.arguments, self._exchange(self._reads(step.arguments)), strict=True)
-        results = self.results_of(self.schedule.chain_of(step), given, step.size, where)
-        for (kind, start), rows in zip(step.results, results, strict=True):
-            self.pending.append(Write(self.buffers[kind], start, rows))
+        self.called = None
+        try:
+            results = self.results_of(schedule, step, self.operands_of(schedule, step), step.size)
+        except Exception as error:
+            if self.called is not None:
+                name = self.called.signature.name
+                error.add_note(f"  where:    operation {name!r}, step {number}")
+            raise
+        for (buffer, first), rows in zip(step.results, results, strict=True):
+            self.pending.append(Write(self.buffers[buffer], first, as_parts(rows)))
+
+    def operands_of(self, schedule: Steps, step: Step) -> list[Any]:
+        """Read the arguments of a step, as modules take them."""
+        operands = list[Any]()
+        rows_read = self._exchange(self._reads(schedule.index, step.arguments))
+        for read, rows in zip(step.arguments, rows_read, strict=True):
+            argument: Any = as_value(rows, schedule.buffers[read.buffer].row_type)
+            if read.segments >= 0:
+                argument = RaggedRows(argument, read.calls_in(schedule.index), step.size)
+            operands.append(argument)
+        return operands
 
     def results_of(
-        self, chain: Chain, given: Iterator[tuple[IndexSlice, Rows]], size: int, where: str
-    ) -> list[Rows]:
+        self, schedule: Steps, step: Step, operands: Sequence[Any], size: int
+    ) -> list[Any]:
         """Call the operations of a step on rows that were read; return what is written."""
-        made, arguments = list[Rows](), list[Any]()
-        for number, numbers in chain.calls:
-            self.called, run, results, is_function = self.operations[number]
-            if is_function:
-                arguments = [(next(given)[1] if n < 0 else made[n])[0] for n in numbers]
-                found = _call(self.called, run, arguments, (), where)
-                made += [(row,) for row in found] if len(results) > 1 else [(found,)]
-                continue
-            if results:  # arguments and results are single tensors
-                used = [next(given)[1] if n < 0 else made[n] for n in numbers]
-                arguments = [rows[0] for rows in used]
-            else:
-                used, arguments = [], []
-                for wanted, n in zip(self.called.signature.inputs, numbers, strict=True):
-                    read, rows = next(given) if n < 0 else (None, made[n])
-                    used.append(rows)
-                    argument = _argument(row_type_of(wanted), rows)
-                    if isinstance(wanted, Ragged) and read is not None:
-                        calls = read.calls_in(self.schedule.index)
-                        argument = RaggedRows(argument, calls, size)
-                    arguments.append(argument)
-            found = _call(self.called, run, arguments, used, where)
-            several = found if len(results) > 1 else (found,)
-            if (
-                results
-                and type(several) is tuple
-                and len(several) == len(results)
-                and all(
-                    type(row) is Tensor and row.dtype == dtype and row.shape == (size, *shape)
-                    for row, (shape, dtype) in zip(several, results, strict=True)
-                )
-            ):
-                made += [(row,) for row in several]
-            else:
-                made += self._checked(found, size, where)
-        return [made[number] for number in chain.outputs]
+        call_of = partial(self._call_of, schedule.signatures)
+        return schedule.program_of(step).run(call_of, operands, size)
 
-    def _checked(self, results: Any, size: int, where: str) -> list[Rows]:
-        """Check results, and convert them to the working precision."""
-        signature = self.called.signature  # type: ignore[union-attr]
-        checked = _checked_results(signature, results, size, where)
-        for number, row_type in enumerate(signature.outputs):
-            checked[number] = self._in_working_precision(checked[number], row_type, where)
-        return checked
-
-    def _in_working_precision(self, rows: Rows, row_type: RowType, where: str) -> Rows:
-        dtypes = self._dtypes(parts_of(row_type))
-        _check_precision(dtypes, rows, self.called.signature, where)  # type: ignore[union-attr]
-        return tuple(row.to(dtype) for row, dtype in zip(rows, dtypes, strict=True))
-
-    def _dtypes(self, parts: tuple[TensorType, ...]) -> tuple[torch.dtype, ...]:
-        """Return the dtypes in which rows of a type are kept."""
-        return tuple(self.engine.working_dtype(part.dtype) for part in parts)
+    def _call_of(self, signatures: Sequence[Signature], number: int) -> StepCall:
+        """Return what makes the calls of an operation; it is chosen once per run."""
+        signature = signatures[number]
+        known = self._calls.get(id(signature))
+        if known is None or known[0] is not signature:
+            call = step_call(self.engine, self.engine.operation_of(signature))
+            known = self._calls[id(signature)] = signature, call
+        self.called = known[1].operation
+        return known[1]
 
     def _exchange(self, reads: Sequence[Read], copy: bool = False) -> list[Rows]:
         """Write the pending rows, then read."""
-        self.token, found = exchange(self.token, self.pending, reads, copy)
+        self.token, rows = exchange(self.token, self.pending, reads, copy)
         self.pending = []
-        return found
+        return rows
 
-    def _reads(self, slices: Sequence[IndexSlice]) -> list[Read]:
+    def _reads(self, index: Tensor, slices: Sequence[IndexSlice]) -> list[Read]:
         """List what to read; arguments with adjacent row numbers share a gather."""
-        reads, flat = [], self.schedule.index
+        reads = []
         number = 0
         while number < len(slices):
             first = slices[number]
-            buffer, num_arguments = self.buffers[first.buffer], packed(slices, number)
-            if num_arguments == 1:
-                reads.append(Read(buffer, self._pick(first)))
-            else:
-                index = flat[first.offset : first.offset + num_arguments * first.length]
-                reads.append(Read(buffer, index, num_arguments))
+            num_arguments = packed(slices, number)
+            pick = first.pick_from(index)
+            if num_arguments > 1:
+                pick = index[first.offset : first.offset + num_arguments * first.length]
+            reads.append(Read(self.buffers[first.buffer], pick, num_arguments))
             number += num_arguments
         return reads
 
-    def _pick(self, read: IndexSlice) -> Pick:
-        return (read.start, read.length) if read.start >= 0 else read.rows_in(self.schedule.index)
-
-    def touch_unused(self) -> None:
+    def touch_unused(self, schedule: Steps) -> None:
         """Call unused operations on zero rows: other ranks wait for all their gradients."""
-        used = {self.operations[number].operation for number in self.schedule.operations}
-        no_row = self.schedule.index[:0]
+        names = {schedule.signatures[number].name for number in schedule.operations}
         for operation in self.engine.operations:
             signature = operation.signature
-            if operation in used:
+            if signature.name in names:
                 continue
-            arguments: list[Any] = []
-            for wanted in signature.inputs:
-                row_type = row_type_of(wanted)
-                rows = _argument(row_type, self.engine.no_rows(row_type))
-                is_ragged = isinstance(wanted, Ragged)
-                arguments.append(RaggedRows(rows, no_row, 0) if is_ragged else rows)
-            results = operation(*arguments)
+            arguments = []
+            for expected in signature.inputs:
+                row_type = row_type_of(expected)
+                rows = as_value(self.engine.no_rows(row_type), row_type)
+                is_ragged = isinstance(expected, Ragged)
+                arguments.append(RaggedRows(rows, schedule.index[:0], 0) if is_ragged else rows)
             # A module without arguments always returns its one row.
             size = 0 if signature.inputs else 1
-            for found in _checked_results(signature, results, size, "the call on zero rows"):
-                none = tuple(part[:0] for part in found)
+            for value in StepCall(self.engine, operation)(arguments, size):
+                no_rows = tuple(part[:0] for part in as_parts(value))
                 buffer = RowBuffer(0)
-                buffer.allocate(none, tuple(part.dtype for part in none))
-                self.token = buffer.write(self.token, 0, none)
+                buffer.allocate(no_rows, tuple(part.dtype for part in no_rows))
+                self.token = buffer.write(self.token, 0, no_rows)
 
     def read(self, picks: Sequence[tuple[int, Pick]]) -> list[Rows]:
         """Read copies of rows of buffers, with their gradients."""
@@ -349,14 +408,13 @@ class Run:
             self._exchange([])
         return self.buffers[number].take(rows)[0]
 
-    def outputs(self) -> dict[str, Any]:
+    def outputs(self, schedule: Steps) -> dict[str, Any]:
         """Read all outputs."""
-        found = self.schedule.outputs
-        reads = [Read(self.buffers[o.rows.buffer], self._pick(o.rows)) for o in found.values()]
-        results = self._exchange(reads, copy=True)
+        outputs = schedule.outputs.values()
+        picks = [(each.rows.buffer, each.rows.pick_from(schedule.index)) for each in outputs]
         return {
             name: rows[0] if len(rows) == 1 else rows
-            for name, rows in zip(found, results, strict=True)
+            for name, rows in zip(schedule.outputs, self.read(picks), strict=True)
         }
 
 
@@ -364,95 +422,53 @@ current_run: ContextVar[Run | None] = ContextVar("current_run", default=None)
 """The run whose step is being computed."""
 
 
-def _argument(row_type: RowType, rows: Rows) -> Any:
-    """Return rows as a module takes them: a tensor or a tuple of tensors."""
+def as_value(rows: Rows, row_type: RowType) -> Tensor | Rows:
+    """Return rows as a module takes them: a tuple of tensors for a tuple type, else a tensor."""
     return rows if isinstance(row_type, tuple) else rows[0]
+
+
+def as_parts(value: Any) -> Rows:
+    """Return rows as buffers keep them: one tensor per part of their type."""
+    return value if isinstance(value, tuple) else (value,)
 
 
 def _input_rows(inputs: Mapping[RowType | str, Any], spec: BufferSpec) -> Rows | None:
     """Return the checked input rows of one buffer; None if it has none."""
-    kind, parts = describe(spec.row_type), parts_of(spec.row_type)
-    tag = parts[0].tag if len(parts) == 1 else ""
-    given = inputs.get(spec.row_type, inputs.get(tag) if tag else None)
-    if given is None:
+    kind = describe(spec.row_type)
+    types = parts_of(spec.row_type)
+    tag = types[0].tag if len(types) == 1 else ""
+    rows = inputs.get(spec.row_type)
+    if rows is None and tag:
+        rows = inputs.get(tag)
+    if rows is None:
         if not spec.inputs:
             return None
         what = f"Engine: the inputs of type {kind} are missing"
         got = f"inputs for {', '.join(map(str, inputs)) or 'nothing'}"
         hint = f"engine(schedule, inputs={{{tag or '<row type>'!r}: rows}})"
         raise mismatch(ValueError, what, f"{spec.inputs} rows", got, hint=hint)
-    rows = given if isinstance(given, tuple) else (given,)
-    if all(isinstance(part, Tensor) and part.dim() > 0 for part in rows) and any(
-        part.size(0) != spec.inputs for part in rows
-    ):
+    parts = as_parts(rows)
+    are_rows = all(isinstance(part, Tensor) and part.dim() > 0 for part in parts)
+    if are_rows and any(part.size(0) != spec.inputs for part in parts):
         what = f"Engine: wrong number of input rows of type {kind}"
-        raise mismatch(ValueError, what, spec.inputs, ", ".join(map(describe_value, rows)))
-    _check_rows(rows, parts, spec.inputs, f"Engine: input rows of type {kind} do not fit")
-    return rows
+        raise mismatch(ValueError, what, spec.inputs, ", ".join(map(describe_value, parts)))
+    _check_rows(parts, types, spec.inputs, f"Engine: input rows of type {kind} do not fit")
+    return parts
 
 
-def _call(
-    operation: Operation, run: Callable[..., Any], arguments: Sequence[Any], rows: Sequence[Rows],
-    where: str,
-) -> Any:  # fmt: skip
-    """Call an operation; raise an error if it changes its rows, which other calls also read."""
-    # In inference mode tensors do not count in-place changes.
-    counted = [] if torch.is_inference_mode_enabled() else [p for parts in rows for p in parts]
-    before = [part._version for part in counted]
-    try:
-        results = run(*arguments)
-    except Exception as error:
-        error.add_note(f"  where:    operation {operation.signature.name!r}, {where}")
-        raise
-    if [part._version for part in counted] != before:
-        what = f"Operation {operation.signature.name!r}: its module changed an argument in place"
-        got = "a layer with inplace=True, or a method such as add_()"
-        hint = "inplace=False, or a clone: other calls read these rows too"
-        raise mismatch(RuntimeError, what, "unchanged rows", got, where=where, hint=hint)
-    return results
-
-
-def _checked_results(signature: Signature, results: Any, size: int, where: str) -> list[Rows]:
-    """Check the results of a module against its signature."""
-    what = f"Operation {signature.name!r}: invalid results of its module"
-    if len(signature.outputs) == 1:
-        results = (results,)
-    if not isinstance(results, tuple) or len(results) != len(signature.outputs):
-        wanted = f"{len(signature.outputs)} results: {signature}"
-        got = ", ".join(map(describe_value, results if isinstance(results, tuple) else (results,)))
-        raise mismatch(TypeError, what, wanted, got, where=where)
-    checked = [result if isinstance(result, tuple) else (result,) for result in results]
-    for rows, row_type in zip(checked, signature.outputs, strict=True):
-        _check_rows(rows, parts_of(row_type), size, what, where)
-    return checked
-
-
-def _check_rows(
-    rows: tuple[Any, ...], parts: tuple[TensorType, ...], size: int, what: str, where: str = ""
-) -> None:
-    if len(rows) != len(parts) or not all(
-        _fits(row, part, size) for row, part in zip(rows, parts, strict=True)
+def _check_rows(rows: Sequence[Any], types: Sequence[TensorType], size: int, what: str) -> None:
+    if len(rows) == len(types) and all(
+        _fits(row, part, size) for row, part in zip(rows, types, strict=True)
     ):
-        wanted = f"{size} rows of {describe(parts if len(parts) > 1 else parts[0])}"
-        got, hint = ", ".join(map(describe_value, rows)), "one row per call, along the first axis"
-        raise mismatch(TypeError, what, wanted, got, where=where, hint=hint)
-
-
-def _check_precision(
-    dtypes: Sequence[torch.dtype], rows: Rows, signature: Signature, where: str
-) -> None:
-    """Raise an error for results in double precision that would be rounded."""
-    for row, kept in zip(rows, dtypes, strict=True):
-        if row.dtype == torch.float64 != kept:
-            what = f"Operation {signature.name!r}: its results would be rounded"
-            hint = "float64 as the type of the result, or engine.double()"
-            raise mismatch(TypeError, what, kept, row.dtype, where=where, hint=hint)
+        return
+    expected = f"{size} rows of {describe(types[0] if len(types) == 1 else tuple(types))}"
+    got = ", ".join(map(describe_value, rows))
+    raise mismatch(TypeError, what, expected, got, hint="one row per call, along the first axis")
 
 
 def _fits(row: Any, part: TensorType, size: int) -> bool:
-    if not isinstance(row, Tensor):
+    if not isinstance(row, Tensor) or row.shape != (size, *part.shape):
         return False
     # Half, single and double precision mix (autocast, .double()); other dtypes do not.
-    return row.shape == (size, *part.shape) and (
-        row.dtype == part.dtype or (row.dtype.is_floating_point and part.dtype.is_floating_point)
-    )
+    are_floats = row.dtype.is_floating_point and part.dtype.is_floating_point
+    return row.dtype == part.dtype or are_floats

@@ -119,8 +119,8 @@ class Sites(list[Site]):
         return {row_type: number for number, row_type in enumerate(self.row_types)}
 
     @cached_property
-    def chains(self) -> dict[bytes, Any]:
-        """What scheduling knows of calls that run together, by how C describes them."""
+    def fused(self) -> dict[bytes, Any]:
+        """What scheduling knows of the programs of fused steps, by how C describes them."""
         return {}
 
     @cached_property

@@ -13,6 +13,7 @@ from pyg_dynbatch.core import definitions
 from pyg_dynbatch.core.errors import Mismatch, mismatch
 from pyg_dynbatch.core.native import extension
 from pyg_dynbatch.core.policy import Policy, checked_policy
+from pyg_dynbatch.core.program import Call, Program
 from pyg_dynbatch.core.recording import (
     CONSTANT,
     Recording,
@@ -22,7 +23,7 @@ from pyg_dynbatch.core.recording import (
     holds_rows_of,
     is_count,
 )
-from pyg_dynbatch.core.steps import BufferSpec, Chain, IndexSlice, Output, Step, Steps, contiguous
+from pyg_dynbatch.core.steps import BufferSpec, IndexSlice, Output, Step, Steps, contiguous
 from pyg_dynbatch.core.types import RowType, describe, parts_of
 
 
@@ -60,12 +61,12 @@ def schedule_recordings(recordings: Sequence[Recording], policy: Policy = "depth
     rows = np.array(constants.counts, dtype=np.int64) + inputs
     _check_size("rows", int(rows.max(initial=0)) + joined.code.size)
     values = Values(joined.code.size)
-    plan = Plan(sites, joined.code, joined.begins, values, joined.outputs.values)
-    merged = plan.merge(constants, merge_equal=True)
-    wanted = np.zeros(joined.code.size, dtype=np.uint8)
-    wanted[values.value[joined.outputs.values]] = 1
-    plan.fuse(wanted)
-    steps, read = plan.schedule(policy, rows)
+    records = Records(sites, joined.code, joined.begins, values)
+    calls, merged = merge(records, constants, joined.outputs.values)
+    kept = np.zeros(joined.code.size, dtype=np.uint8)
+    kept[values.value[joined.outputs.values]] = 1
+    calls = fuse(calls, kept)
+    steps, read = place(calls, policy, rows)
     flat, outputs = _place_outputs(joined, values, read)
     columns = zip(sites.row_types, constants.counts, inputs.tolist(), rows.tolist(), strict=True)
     return Steps(
@@ -77,7 +78,7 @@ def schedule_recordings(recordings: Sequence[Recording], policy: Policy = "depth
         outputs=outputs,
         num_examples=len(recordings),
         merged_calls=merged,
-        fused=tuple(chain for chain, _, _ in plan.chains),
+        fused=calls.programs,
     )
 
 
@@ -354,158 +355,240 @@ class Values:
         return sites.types[code[owner], numbers - owner]
 
 
-class Plan:
-    """The calls of some records, before and after they are assigned to steps.
+class Records(NamedTuple):
+    """Records to be scheduled."""
 
-    Args:
-        sites: The table of sites.
-        code: All records.
-        begins: Where those begin that are scheduled.
-        values: What is known of the values, and becomes known.
-        outputs: Values that are read at the end.
+    sites: Sites
+    code: np.ndarray  # all records
+    begins: np.ndarray  # where those begin that are scheduled
+    values: Values  # what is known of the values, and becomes known
+
+
+class FusedProgram(NamedTuple):
+    """Calls that run in one step, and the row types that they read and write."""
+
+    program: Program[int]
+    argument_types: list[int]
+    result_types: list[int]
+
+
+class Calls(NamedTuple):
+    """The calls that are scheduled; each makes the calls of one record, or fused, of several.
+
+    The arrays are those of ``native/steps.c``.
     """
 
-    def __init__(
-        self, sites: Sites, code: np.ndarray, begins: np.ndarray, values: Values,
-        outputs: np.ndarray = _NOTHING,
-    ) -> None:  # fmt: skip
-        self.native, self.sites, self.code, self.values = scheduler(), sites, code, values
-        self.begins, self.outputs = begins, outputs
-        self.begin = np.empty(begins.size, dtype=np.int32)
-        self.first_read = np.empty(begins.size + 1, dtype=np.int32)
-        self.read = np.empty(code.size, dtype=np.int32)
-        self.kind = self.member = np.zeros(0, dtype=np.int32)  # of calls; where each begins
-        self.first_member = self.first_chain = self.chain = self.member
-        # Of calls that run together, with the row types that they read and write.
-        self.chains = list[tuple[Chain, list[int], list[int]]]()
-        self.most_outputs = sites.most_results
-        self.calls = self.reads = 0
+    records: Records
+    num_calls: int
+    kind: np.ndarray  # number of a signature, or after all of these that of a fused program
+    first_member: np.ndarray  # of each call, and the end
+    member: np.ndarray  # where the records begin that a call makes
+    first_read: np.ndarray  # of each call, and the end
+    read: np.ndarray  # the values that a call reads
+    num_entries: int  # of the flat index
+    fused: tuple[FusedProgram, ...] = ()
+    first_chain: np.ndarray = _NOTHING  # of each fused program, and the end
+    chain: np.ndarray = _NOTHING  # as C describes fused programs
+    most_outputs: int = 1
 
-    def merge(self, constants: Constants, merge_equal: bool) -> int:
-        """Merge equal calls; return how many are left out."""
-        sites, values, counts = self.sites, self.values, np.zeros(4, dtype=np.int64)
-        self.calls = self.native.merge(
-            sites=sites, code=self.code, size=self.code.size, num_sites=len(sites),
-            num_signatures=len(sites.signatures), begins=self.begins, records=self.begins.size,
-            outputs=self.outputs, num_outputs=self.outputs.size, merge_equal=int(merge_equal),
-            first_constant=constants.first, constant=constants.number, constant_row=constants.row,
-            num_constants=constants.row.size,
-            first_input=np.array(constants.counts, dtype=np.int64), value=values.value,
-            row=values.row, call=values.call, owner=values.owner, begin=self.begin,
-            first_read=self.first_read, read=self.read, counts=counts,
-        )  # fmt: skip
-        self.reads = int(counts[1] + counts[2])
-        self.member = self.begin[: self.calls]
-        self.first_member = np.arange(self.calls + 1, dtype=np.int32)
-        self.kind = sites.table[2][self.code[self.member]]
-        return int(counts[3])
+    @property
+    def programs(self) -> tuple[Program[int], ...]:
+        """The fused programs."""
+        return tuple(each.program for each in self.fused)
 
-    def choose(
-        self, needed: Sequence[int], kept: np.ndarray, joins: bool
-    ) -> tuple[int, np.ndarray]:
-        """Choose the calls that values depend on; return how many wait, and which.
 
-        If ``joins``, others that can run are chosen as well if their sites are called. Values that
-        calls which wait read are marked in ``kept``.
-        """
-        values, waits = self.values, np.empty(self.calls, dtype=np.uint8)
-        numbers = values.value[np.array(needed, dtype=np.int64)]
-        number = self.native.choose(
-            sites=self.sites, code=self.code, calls=self.calls, num_sites=len(self.sites),
-            begin=self.begin, first_read=self.first_read, read=self.read, row=values.row,
-            call=values.call, needed=numbers, num_needed=numbers.size, joins=int(joins),
-            waits=waits, kept=kept,
-        )  # fmt: skip
-        return number, waits.view(bool)
+def merge(
+    records: Records,
+    constants: Constants,
+    outputs: np.ndarray = _NOTHING,
+    *,
+    merge_equal: bool = True,
+) -> tuple[Calls, int]:
+    """Merge equal calls; also return how many are left out.
 
-    def fuse(self, wanted: np.ndarray, places: np.ndarray | None = None) -> None:
-        """Let calls that always come together run in one step.
+    Args:
+        records: What is scheduled.
+        constants: Of these records.
+        outputs: Values that are read at the end.
+        merge_equal: Whether equal calls on equal constants are made only once.
+    """
+    sites, code, begins, values = records
+    begin = np.empty(begins.size, dtype=np.int32)
+    first_read = np.empty(begins.size + 1, dtype=np.int32)
+    read = np.empty(code.size, dtype=np.int32)
+    counts = np.zeros(4, dtype=np.int64)
+    count = scheduler().merge(
+        sites=sites, code=code, size=code.size, num_sites=len(sites),
+        num_signatures=len(sites.signatures), begins=begins, records=begins.size,
+        outputs=outputs, num_outputs=outputs.size, merge_equal=int(merge_equal),
+        first_constant=constants.first, constant=constants.number, constant_row=constants.row,
+        num_constants=constants.row.size,
+        first_input=np.array(constants.counts, dtype=np.int64), value=values.value,
+        row=values.row, call=values.call, owner=values.owner, begin=begin,
+        first_read=first_read, read=read, counts=counts,
+    )  # fmt: skip
+    _, num_reads, num_ragged, num_merged = counts.tolist()
+    member = begin[:count]
+    calls = Calls(
+        records,
+        count,
+        kind=sites.table[2][code[member]],
+        first_member=np.arange(count + 1, dtype=np.int32),
+        member=member,
+        first_read=first_read,
+        read=read,
+        num_entries=num_reads + num_ragged,
+        most_outputs=sites.most_results,
+    )
+    return calls, num_merged
 
-        ``wanted`` marks values to keep; ``places`` says where in the user's code calls are made.
-        """
-        sites, values, calls = self.sites, self.values, self.calls
-        if self.native is definitions or not calls:
-            return  # an optimization that is made in C alone
-        before, counts = int(self.first_read[calls]), np.zeros(2, dtype=np.int64)
-        entries = 3 + sites.most_arguments + 2 * sites.most_results  # of a chain, per call
-        self.kind, self.member, self.first_chain = np.empty((3, calls + 1), dtype=np.int32)
-        self.chain = np.empty(entries * calls, dtype=np.int32)
-        self.calls = self.native.fuse(
-            sites=sites, code=self.code, calls=calls, num_signatures=len(sites.signatures),
-            wanted=wanted, place=places, value=values.value, row=values.row, call=values.call,
-            begin=self.begin, first_read=self.first_read, read=self.read, kind=self.kind,
-            first_member=self.first_member, member=self.member, first_chain=self.first_chain,
-            chain=self.chain, counts=counts,
-        )  # fmt: skip
-        fused, self.most_outputs = counts.tolist()
-        self.reads += int(self.first_read[self.calls]) - before
-        ends, known = self.first_chain[: fused + 1].tolist() if fused else [], sites.chains
-        for begin, end in pairwise(ends):
-            written = self.chain[begin:end].tobytes()
-            if written not in known:
-                chain = self._chain(self.chain[begin:end].copy())
-                known[written] = chain, *self._types_of(chain)
-            self.chains.append(known[written])
 
-    def _chain(self, code: np.ndarray) -> Chain:
-        """Decode what ``write_chains`` of ``native/fuse.c`` has written."""
-        signatures, most = self.sites.signatures, self.sites.most_results
-        nodes, outputs, place = int(code[0]), int(code[1]), 2
-        calls, first = [], [0]  # number of the first result of each node
-        for _ in range(nodes):
-            signature = signatures[code[place]]
-            end = place + 1 + len(signature.inputs)
-            refer = code[place + 1 : end].tolist()
-            arguments = (first[each // most] + each % most if each >= 0 else -1 for each in refer)
-            calls.append((int(code[place]), tuple(arguments)))
-            first.append(first[-1] + len(signature.outputs))
-            place = end
-        pairs = code[place : place + 2 * outputs].reshape(outputs, 2).tolist()
-        return Chain(tuple(calls), tuple(first[node] + result for node, result in pairs))
+def choose(
+    calls: Calls, needed: Sequence[int], kept: np.ndarray, joins: bool
+) -> tuple[int, np.ndarray]:
+    """Choose the calls that values depend on; return how many wait, and which.
 
-    def _types_of(self, chain: Chain) -> tuple[list[int], list[int]]:
-        """Return the row types of what a chain reads and writes."""
-        sites, read, made = self.sites, list[int](), list[int]()
-        for operation, arguments in chain.calls:
-            pairs = zip(sites.argument_types[operation], arguments, strict=True)
-            read += [row_type for row_type, number in pairs if number < 0]
-            made += sites.result_types[operation]
-        return read, [made[number] for number in chain.outputs]
+    If ``joins``, others that can run are chosen as well if their sites are called. Values that
+    calls which wait read are marked in ``kept``.
+    """
+    sites, code, _, values = calls.records
+    waits = np.empty(calls.num_calls, dtype=np.uint8)
+    numbers = values.value[np.array(needed, dtype=np.int64)]
+    num_waiting = scheduler().choose(
+        sites=sites, code=code, calls=calls.num_calls, num_sites=len(sites), begin=calls.member,
+        first_read=calls.first_read, read=calls.read, row=values.row, call=values.call,
+        needed=numbers, num_needed=numbers.size, joins=int(joins), waits=waits, kept=kept,
+    )  # fmt: skip
+    return num_waiting, waits.view(bool)
 
-    def schedule(self, policy: Policy, rows: np.ndarray) -> tuple[tuple[Step, ...], np.ndarray]:
-        """Assign the calls to steps; return these, and the row numbers that they refer to.
 
-        ``rows`` counts the rows of each row type, and becomes larger by those of the results.
-        """
-        sites, values = self.sites, self.values
-        kinds, kind = len(sites.signatures) + len(self.chains), self.kind[: self.calls]
-        step = np.empty(self.calls, dtype=np.int32)
-        steps = self.native.order(
-            calls=self.calls, kinds=kinds, agenda=int(policy == "agenda"), kind=kind,
-            row=values.row, call=values.call, first_read=self.first_read, read=self.read,
-            step=step,
-        )  # fmt: skip
-        index = np.empty(self.reads, dtype=np.int64)
-        call = np.empty((steps, 2 + self.most_outputs), dtype=np.int64)
-        read = [*sites.argument_types, *(types for _, types, _ in self.chains)]
-        made = [*sites.result_types, *(types for _, _, types in self.chains)]
-        slices = np.empty((steps * max(map(len, read), default=0), 4), dtype=np.int64)
-        self.native.place(
-            sites=sites, code=self.code, calls=self.calls, steps=steps,
-            num_signatures=len(sites.signatures), most_outputs=self.most_outputs,
-            first_read=self.first_read, read=self.read, step=step, kind=self.kind,
-            first_member=self.first_member, member=self.member, first_chain=self.first_chain,
-            chain=self.chain, row=values.row, free=rows, index=index, call=call, slices=slices,
-        )  # fmt: skip
-        return tuple(_listed(read, made, call.tolist(), slices)), index
+def fuse(calls: Calls, kept: np.ndarray, places: np.ndarray | None = None) -> Calls:
+    """Let calls that always come together run in one step.
+
+    The reads of the given calls are overwritten.
+
+    Args:
+        calls: Merged calls.
+        kept: Which values are read later.
+        places: Of each value, where in the user's code it was made.
+    """
+    native = scheduler()
+    if native is definitions or not calls.num_calls:
+        return calls  # an optimization that is made in C alone
+    sites, code, _, values = calls.records
+    entries = 3 + sites.most_arguments + 2 * sites.most_results  # of a program, per call
+    kind, member, first_chain = np.empty((3, calls.num_calls + 1), dtype=np.int32)
+    chain = np.empty(entries * calls.num_calls, dtype=np.int32)
+    num_reads = int(calls.first_read[calls.num_calls])
+    counts = np.zeros(2, dtype=np.int64)
+    count = native.fuse(
+        sites=sites, code=code, calls=calls.num_calls, num_signatures=len(sites.signatures),
+        wanted=kept, place=places, value=values.value, row=values.row, call=values.call,
+        begin=calls.member, first_read=calls.first_read, read=calls.read, kind=kind,
+        first_member=calls.first_member, member=member, first_chain=first_chain,
+        chain=chain, counts=counts,
+    )  # fmt: skip
+    num_fused, most_outputs = counts.tolist()
+    ends = first_chain[: num_fused + 1].tolist() if num_fused else []
+    programs = [_fused_program(sites, chain[begin:end]) for begin, end in pairwise(ends)]
+    return calls._replace(
+        num_calls=count,
+        kind=kind,
+        member=member,
+        num_entries=calls.num_entries + int(calls.first_read[count]) - num_reads,
+        fused=tuple(programs),
+        first_chain=first_chain,
+        chain=chain,
+        most_outputs=most_outputs,
+    )
+
+
+def _fused_program(sites: Sites, code: np.ndarray) -> FusedProgram:
+    """Decode a program that C describes; each is decoded once."""
+    written = code.tobytes()
+    if written not in sites.fused:
+        sites.fused[written] = _decoded(sites, code.tolist())
+    fused: FusedProgram = sites.fused[written]
+    return fused
+
+
+def _decoded(sites: Sites, code: Sequence[int]) -> FusedProgram:
+    """Decode a program that ``write_chains`` of ``native/fuse.c`` has written.
+
+    It refers to result ``r`` of call ``c`` by ``c * most_results + r``, and by -1 to the next
+    operand.
+    """
+    num_calls, num_outputs = code[:2]
+    place = 2
+    operations = list[int]()
+    references = list[Sequence[int]]()
+    for _ in range(num_calls):
+        operations.append(code[place])
+        end = place + 1 + len(sites.signatures[code[place]].inputs)
+        references.append(code[place + 1 : end])
+        place = end
+    num_operands = sum(own.count(-1) for own in references)
+    operands = iter(range(num_operands))
+    types = [-1] * num_operands
+    first_result = list[int]()
+    calls = list[Call[int]]()
+    for operation, own in zip(operations, references, strict=True):
+        arguments = [
+            next(operands)
+            if each < 0
+            else first_result[each // sites.most_results] + each % sites.most_results
+            for each in own
+        ]
+        calls.append(Call(operation, tuple(arguments)))
+        for value, row_type in zip(arguments, sites.argument_types[operation], strict=True):
+            types[value] = row_type
+        first_result.append(len(types))
+        types += sites.result_types[operation]
+    ends = code[place : place + 2 * num_outputs]
+    outputs = [
+        first_result[call] + result for call, result in zip(ends[::2], ends[1::2], strict=True)
+    ]
+    program = Program(num_operands, tuple(calls), tuple(outputs))
+    return FusedProgram(program, types[:num_operands], [types[value] for value in outputs])
+
+
+def place(calls: Calls, policy: Policy, rows: np.ndarray) -> tuple[tuple[Step, ...], np.ndarray]:
+    """Assign the calls to steps; return these, and the row numbers that they refer to.
+
+    ``rows`` counts the rows of each row type, and becomes larger by those of the results.
+    """
+    sites, code, _, values = calls.records
+    step = np.empty(calls.num_calls, dtype=np.int32)
+    num_steps = scheduler().order(
+        calls=calls.num_calls, kinds=len(sites.signatures) + len(calls.fused),
+        agenda=int(policy == "agenda"), kind=calls.kind[: calls.num_calls], row=values.row,
+        call=values.call, first_read=calls.first_read, read=calls.read, step=step,
+    )  # fmt: skip
+    index = np.empty(calls.num_entries, dtype=np.int64)
+    of_steps = np.empty((num_steps, 2 + calls.most_outputs), dtype=np.int64)
+    argument_types = [*sites.argument_types, *(each.argument_types for each in calls.fused)]
+    result_types = [*sites.result_types, *(each.result_types for each in calls.fused)]
+    most_arguments = max(map(len, argument_types), default=0)
+    slices = np.empty((num_steps * most_arguments, 4), dtype=np.int64)
+    scheduler().place(
+        sites=sites, code=code, calls=calls.num_calls, steps=num_steps,
+        num_signatures=len(sites.signatures), most_outputs=calls.most_outputs,
+        first_read=calls.first_read, read=calls.read, step=step, kind=calls.kind,
+        first_member=calls.first_member, member=calls.member, first_chain=calls.first_chain,
+        chain=calls.chain, row=values.row, free=rows, index=index, call=of_steps, slices=slices,
+    )  # fmt: skip
+    return tuple(_listed(argument_types, result_types, of_steps.tolist(), slices)), index
 
 
 def _listed(
-    read: list[list[int]], made: list[list[int]], calls: list[list[int]], slices: np.ndarray
+    argument_types: list[list[int]],
+    result_types: list[list[int]],
+    of_steps: list[list[int]],
+    slices: np.ndarray,
 ) -> Iterator[Step]:
     columns = [iter(column) for column in slices.T.tolist()]
-    for kind, size, *first in calls:
+    for kind, size, *first_rows in of_steps:
         # The types end first, so that each step takes its slices from the columns.
-        arguments = tuple(map(IndexSlice, read[kind], *columns))
-        results = tuple(zip(made[kind], first, strict=False))
+        arguments = tuple(map(IndexSlice, argument_types[kind], *columns))
+        results = tuple(zip(result_types[kind], first_rows, strict=False))
         yield Step(kind, size, arguments, results)

@@ -2,7 +2,8 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
+from functools import cached_property
+from itertools import chain, islice
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -13,10 +14,12 @@ from torch import Tensor
 
 from pyg_dynbatch.core.movable import MovablePlan
 from pyg_dynbatch.core.operation import Ragged, Signature
+from pyg_dynbatch.core.program import Call, Program, program_of_call
+from pyg_dynbatch.core.row_buffer import Pick
 from pyg_dynbatch.core.types import RowType, TensorType, describe
 
 GATHER = -1
-"""Value of ``IndexSlice.start``: the rows are not contiguous."""
+"""Value of ``IndexSlice.start`` for rows that are not contiguous."""
 
 
 class IndexSlice(NamedTuple):
@@ -32,6 +35,12 @@ class IndexSlice(NamedTuple):
         """Return the row numbers, from the flat index of the schedule."""
         return index[self.offset : self.offset + self.length]
 
+    def pick_from(self, index: Tensor) -> Pick:
+        """Return what a buffer reads: a range of rows if they are contiguous."""
+        if self.start == GATHER:
+            return self.rows_in(index)
+        return self.start, self.length
+
     def calls_in(self, index: Tensor) -> Int[Tensor, " row"]:
         """Return, for a ragged argument, the call within the step that each row belongs to."""
         return index[self.segments : self.segments + self.length]
@@ -40,26 +49,10 @@ class IndexSlice(NamedTuple):
 class Step(NamedTuple):
     """One batched call: an operation, the number of calls, the rows read and written."""
 
-    operation: int  # number of a signature, or after all of these that of a chain
+    operation: int  # number of a signature, or after all of these that of a fused program
     size: int
     arguments: tuple[IndexSlice, ...]
     results: tuple[tuple[int, int], ...]  # (buffer, first row)
-
-
-class Chain(NamedTuple):
-    """Operations that run in one step, in their order."""
-
-    calls: tuple[tuple[int, tuple[int, ...]], ...]
-    """Each operation, and for each of its arguments -1 if rows are read, or else the number of an
-    earlier result of the chain."""
-
-    outputs: tuple[int, ...]
-    """Numbers of the results that are written; the results of all operations are counted."""
-
-    @property
-    def operations(self) -> list[int]:
-        """All operations, in the order in which they run."""
-        return [operation for operation, _ in self.calls]
 
 
 class BufferSpec(NamedTuple):
@@ -91,13 +84,13 @@ class Steps(MovablePlan):
         buffers: Sizes of the row buffers, to which index slices refer by number.
         steps: The batched calls in order.
         index: All row numbers, int64, flat.
-        constants: Constant rows of each buffer, one tensor per part; ``None`` without any.
+        constants: Constant rows of each buffer, one tensor per part; ``None`` if it has none.
         outputs: Named outputs.
         num_examples: Number of examples.
         merged_calls: Calls saved because they repeat an earlier call on equal constants.
         model: Fingerprint of the model that recorded the calls; others refuse them.
         result: What the model needs to rebuild its results, such as the labels of metrics.
-        fused: Chains of operations that always come together and run in one step, to which steps
+        fused: Programs of calls that always come together and run in one step, to which steps
             refer by the numbers after those of the signatures.
 
     Reference:
@@ -125,7 +118,7 @@ class Steps(MovablePlan):
     merged_calls: int = 0
     model: str = ""
     result: Any = None
-    fused: tuple[Chain, ...] = ()
+    fused: tuple[Program[int], ...] = ()
 
     def __len__(self) -> int:
         return self.num_examples
@@ -135,53 +128,66 @@ class Steps(MovablePlan):
         output = self.outputs[name]
         return self.index[output.example : output.example + output.rows.length]
 
-    def chain_of(self, step: Step) -> Chain:
-        """Return the operations of a step."""
-        if (number := step.operation - len(self.signatures)) >= 0:
+    def program_of(self, step: Step) -> Program[int]:
+        """Return the calls that a step makes, of operations by number."""
+        number = step.operation - len(self.signatures)
+        if number >= 0:
             return self.fused[number]
-        signature = self.signatures[step.operation]
-        call = step.operation, (-1,) * len(signature.inputs)
-        return Chain((call,), tuple(range(len(signature.outputs))))
+        return self._programs_of_one_call[step.operation]
+
+    @cached_property
+    def _programs_of_one_call(self) -> list[Program[int]]:
+        return [
+            program_of_call(number, len(signature.inputs), len(signature.outputs))
+            for number, signature in enumerate(self.signatures)
+        ]
 
     @property
     def operations(self) -> list[int]:
         """All operations that steps run, each once."""
         kinds = {step.operation: step for step in self.steps}
-        found = (each for step in kinds.values() for each in self.chain_of(step).operations)
-        return list(dict.fromkeys(found))
+        programs = map(self.program_of, kinds.values())
+        return list(dict.fromkeys(chain(*(program.operations for program in programs))))
 
     def name_of(self, step: Step) -> str:
         """Return the names of the operations of a step, in the order in which they run."""
-        return "+".join(self.signatures[each].name for each in self.chain_of(step).operations)
+        return "+".join(self.signatures[each].name for each in self.program_of(step).operations)
 
     def stats(self) -> "ScheduleStats":
         """Count steps, rows, the critical path, the lower bound, and the steps Fold would make."""
-        schedule, kinds = self.cpu(), len(self.signatures) + len(self.fused)
-        # Per row: the longest path of steps of each operation that leads to it, and of any.
-        paths = [np.zeros((buffer.rows, kinds + 1), dtype=np.int64) for buffer in schedule.buffers]
-        depths = [np.zeros(buffer.rows, dtype=np.int64) for buffer in schedule.buffers]  # in calls
-        gathered = rows = 0
+        schedule = self.cpu()
+        num_kinds = len(schedule.signatures) + len(schedule.fused)
+        # Of each row: the longest path of steps of each kind that leads to it, and of any kind.
+        paths = [np.zeros((spec.rows, num_kinds + 1), np.int64) for spec in schedule.buffers]
+        depths = [np.zeros(spec.rows, np.int64) for spec in schedule.buffers]  # in calls
         # Over all steps, also those whose results nobody reads.
-        longest = np.zeros(kinds + 1, dtype=np.int64)
+        longest = np.zeros(num_kinds + 1, np.int64)
         deepest_call = 0
+        gathered_rows = 0
+        rows = 0
         for step in schedule.steps:
-            path, reads = np.zeros((step.size, kinds + 1), dtype=np.int64), []
+            program = schedule.program_of(step)
+            path = np.zeros((step.size, num_kinds + 1), np.int64)
+            depths_read = list[np.ndarray]()
             for read in step.arguments:
-                picked, call = read.rows_in(schedule.index).numpy(), np.arange(step.size)
+                picked = read.rows_in(schedule.index).numpy()
+                call = np.arange(step.size)
                 if read.segments >= 0:
                     call = read.calls_in(schedule.index).numpy()
                 np.maximum.at(path, call, paths[read.buffer][picked])
-                reads.append((read.buffer, picked, call))
-                gathered += read.length if read.start == GATHER else 0
+                depth = np.zeros(step.size, np.int64)
+                np.maximum.at(depth, call, depths[read.buffer][picked])
+                depths_read.append(depth)
+                gathered_rows += read.length if read.start == GATHER else 0
             path[:, [step.operation, -1]] += 1
-            chain = schedule.chain_of(step)
             longest = np.maximum(longest, path.max(0, initial=0))
-            made = schedule._depths(chain, step.size, iter(reads), depths)
-            deepest_call = max([deepest_call, *(int(each.max(initial=0)) for each in made)])
-            rows += step.size * len(chain.calls)
-            for (buffer, start), number in zip(step.results, chain.outputs, strict=True):
+            depth_of_values = schedule._depths(program, step.size, depths_read)
+            for depth in depth_of_values[program.num_operands :]:
+                deepest_call = max(deepest_call, int(depth.max(initial=0)))
+            rows += step.size * len(program.calls)
+            for (buffer, start), number in zip(step.results, program.outputs, strict=True):
                 paths[buffer][start : start + step.size] = path
-                depths[buffer][start : start + step.size] = made[number]
+                depths[buffer][start : start + step.size] = depth_of_values[number]
         *of_operations, of_steps = longest.tolist()
         return ScheduleStats(
             examples=schedule.num_examples,
@@ -192,23 +198,21 @@ class Steps(MovablePlan):
             lower_bound=sum(of_operations),
             widths=tuple(step.size for step in schedule.steps),
             operations=tuple(map(schedule.name_of, schedule.steps)),
-            gathered_rows=gathered,
+            gathered_rows=gathered_rows,
             fold_steps=len(schedule.operations) * deepest_call,
         )
 
-    def _depths(self, chain: Chain, size: int, reads: Any, depths: Any) -> list[np.ndarray]:
-        """Return the depths of all results of a step."""
-        made = list[np.ndarray]()
-        for operation, arguments in chain.calls:
-            depth = np.zeros(size, dtype=np.int64)
+    def _depths(
+        self, program: Program[int], size: int, operands: Sequence[np.ndarray]
+    ) -> list[np.ndarray]:
+        """Return the depth of each value of a program."""
+        depths = list(operands)
+        for operation, arguments in program.calls:
+            depth = np.zeros(size, np.int64)
             for number in arguments:
-                if number < 0:
-                    buffer, rows, call = next(reads)
-                    np.maximum.at(depth, call, depths[buffer][rows])
-                else:
-                    depth = np.maximum(depth, made[number])
-            made += [depth + 1] * len(self.signatures[operation].outputs)
-        return made
+                depth = np.maximum(depth, depths[number])
+            depths += [depth + 1] * len(self.signatures[operation].outputs)
+        return depths
 
     # Moving to a device, comparing, printing.
 
@@ -231,7 +235,7 @@ class Steps(MovablePlan):
     __hash__ = None  # type: ignore[assignment]
 
     def __repr__(self) -> str:
-        rows = sum(step.size * len(self.chain_of(step).calls) for step in self.steps)
+        rows = sum(step.size * len(self.program_of(step).calls) for step in self.steps)
         return f"Steps({self.num_examples} examples, {len(self.steps)} steps, {rows} rows)"
 
     def __str__(self) -> str:
@@ -299,25 +303,22 @@ def contiguous(rows: np.ndarray) -> int:
 
 def packed(slices: Sequence[IndexSlice], number: int) -> int:
     """Return how many consecutive arguments, from ``number`` on, one gather can read together."""
-    buffer, offset, length, start, segments = slices[number]
-    if length == 1 and start >= 0 and segments < 0:  # views of many rows take longer than a gather
-        count = 1
-        for other in islice(slices, number + 1, None):
-            if other[:3] != (buffer, offset + count, 1) or other.segments >= 0:
-                break
-            count += 1
-        return count if count > 3 else 1
-    if start != GATHER or segments >= 0:
+    first = slices[number]
+    is_single_row = first.length == 1
+    if first.segments >= 0 or not (is_single_row or first.start == GATHER):
         return 1
     count = 1
-    last = len(slices) - number
-    while count < last and slices[number + count] == (
-        buffer, offset + count * length, length, GATHER, -1,
-    ):  # fmt: skip
+    for other in islice(slices, number + 1, None):
+        is_behind = other.offset == first.offset + count * first.length
+        is_alike = other.buffer == first.buffer and other.length == first.length
+        is_gathered = is_single_row or other.start == GATHER
+        if not (is_behind and is_alike and is_gathered) or other.segments >= 0:
+            break
         count += 1
-    return count
+    # Views of a few single rows take less time than a gather, those of many more.
+    return 1 if is_single_row and count <= 3 else count
 
 
 torch.serialization.add_safe_globals(
-    [Signature, Ragged, TensorType, Output, Step, Chain, BufferSpec, IndexSlice, Steps]
+    [Signature, Ragged, TensorType, Output, Step, Call, Program, BufferSpec, IndexSlice, Steps]
 )
