@@ -5,7 +5,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from pyg_dynbatch.core.levels import Levels, schedule_structure
 from pyg_dynbatch.kernels.tree_lstm import tree_lstm
@@ -41,12 +40,6 @@ def combs(trees: int, layer: RecursiveLayer, has_input: Tensor | None = None) ->
     comb = range(-1, 8) if layer.arity == 1 else (0, 0, 1, 2, 3, 3, 2, 1, 0)
     parents = [9 * tree + max(parent, 0) for tree in range(trees) for parent in comb]
     return schedule_of(parents, layer.arity, has_input)
-
-
-def on_gpu(dtype: torch.dtype) -> Tensor:
-    """A tensor without values, on a GPU that need not be there."""
-    with FakeTensorMode():
-        return torch.empty(1, 2, dtype=dtype, device="cuda")
 
 
 def run_fused(

@@ -5,8 +5,7 @@ import torch
 from torch import Tensor
 
 from pyg_dynbatch.core.levels import Levels, schedule_structure
-from pyg_dynbatch.kernels.native import NativeGates
-from pyg_dynbatch.kernels.tree_lstm import choose_gates
+from pyg_dynbatch.core.native import is_native
 from pyg_dynbatch.nn import ChildSumTreeLSTM, NaryTreeLSTM, RecursiveLayer
 
 WIDTH = 6
@@ -54,7 +53,7 @@ def test_with_gradients(make: type[RecursiveLayer]) -> None:
         wanted = WIDTH * (5 * leaves + (2 + 3 + 1) * inner + 2 * (leaves + inner - 1))
     # And a row of zeros for missing children before c and tanh(c); and if C runs all levels, a copy
     # of the weight of h in rows of 16.
-    copied = 16 * layer.cell.weight_hidden.size(0) if choose_gates(x) is NativeGates else 0
+    copied = 16 * layer.cell.weight_hidden.size(0) if is_native(x) else 0
     assert kept(layer, schedule, x) == wanted + 2 * WIDTH + copied
 
 

@@ -7,8 +7,8 @@ With a fixed number of children the forget gates are further columns in the row 
 number of children (child-sum, here called ragged) u, i, o depend on the sum of h, and f has one row
 per child.
 
-:class:`TorchGates` computes gates with operations of torch; ``native.py`` (C) and
-``triton_gates.py`` override its methods, and ``native.py`` has a :class:`Kernel` of its own.
+:class:`TorchGates` computes gates with operations of torch. ``native.py`` overrides its methods in
+C, and has a :class:`Kernel` of its own.
 """
 
 from abc import ABC, abstractmethod

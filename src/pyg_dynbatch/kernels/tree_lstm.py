@@ -5,10 +5,7 @@ weights (u, i, o and the forget gates f) to states (h and c). The backward pass 
 to the leaves; gradients of weights are products over all nodes at once.
 """
 
-import os
 from collections.abc import Sequence
-from functools import cache
-from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -174,34 +171,8 @@ def _fold_forget(grads: Tensor, width: int) -> Tensor:
     return folded
 
 
-# The choice of kernels.
-
-SWITCH = "PYG_DYNBATCH_TRITON"
-"""The environment variable that switches Triton off where it is 0."""
-
-_IN_SINGLE = (torch.float32, torch.bfloat16, torch.float16)
-
-
 def choose_kernel(plan: Plan, inputs: Tensor, weights: Sequence[Tensor]) -> Kernel:
     """Choose what runs a schedule, once per call."""
-    gates = choose_gates(inputs)
-    if gates is NativeGates and runs_at_once(plan, weights):
-        return NativeKernel()
-    return BlockKernel(gates)
-
-
-def choose_gates(like: Tensor) -> type[TorchGates]:
-    """Choose what computes the gates of states like this one."""
-    if like.is_cuda and like.dtype in _IN_SINGLE and os.environ.get(SWITCH) != "0":
-        return _triton_gates() or TorchGates
-    return NativeGates if is_native(like) else TorchGates
-
-
-@cache
-def _triton_gates() -> type[TorchGates] | None:
-    if find_spec("triton") is None:
-        return None
-    # Importing Triton takes a while, and most machines without a GPU do not have it.
-    from pyg_dynbatch.kernels.triton_gates import TritonGates
-
-    return TritonGates
+    if not is_native(inputs):
+        return BlockKernel(TorchGates)
+    return NativeKernel() if runs_at_once(plan, weights) else BlockKernel(NativeGates)
