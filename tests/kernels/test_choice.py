@@ -15,6 +15,8 @@ from pyg_dynbatch.kernels.tree_lstm import choose_kernel
 from tests.kernels.fused import combs
 from tests.nn.recursion import make
 
+SCHEDULE = combs(1, make("nary-2"))
+
 
 @pytest.fixture(autouse=True)
 def installed(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
@@ -31,10 +33,8 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
 
 def gates(dtype: torch.dtype = torch.float32, device: str = "cpu") -> type[TorchGates]:
     """Return what computes gates block by block."""
-    layer = make("nary-2")
-    schedule = combs(1, layer)
-    inputs = torch.zeros(schedule.num_nodes, 3, dtype=dtype, device=device)
-    plan = Plan(schedule, schedule.level_inputs[0], block=128)
+    inputs = torch.zeros(SCHEDULE.num_nodes, 3, dtype=dtype, device=device)
+    plan = Plan(SCHEDULE, SCHEDULE.level_inputs[0], block=128)
     with use_products(Products()):
         kernel = choose_kernel(plan, inputs, (inputs, inputs, inputs))
     assert isinstance(kernel, BlockKernel)

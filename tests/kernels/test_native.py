@@ -1,8 +1,7 @@
 """Tree-LSTMs in C, whole schedules and block by block: as plain torch in twice the precision."""
 
-import ctypes
 from collections.abc import Callable, Iterator
-from ctypes import CFUNCTYPE, c_void_p
+from contextlib import AbstractContextManager
 from unittest import mock
 
 import pytest
@@ -14,9 +13,8 @@ from torch.func import functional_call
 
 from pyg_dynbatch.core.levels import Levels, schedule_structure
 from pyg_dynbatch.core.native import loaded_extension
-from pyg_dynbatch.kernels import native
-from pyg_dynbatch.kernels.native import NativeGates, NativeKernel, multiply_address
-from pyg_dynbatch.kernels.products import MAKES, use_products
+from pyg_dynbatch.kernels.native import NativeGates, NativeKernel
+from pyg_dynbatch.kernels.products import MAKES, Products, use_products
 from pyg_dynbatch.nn import NaryTreeLSTM, RecursiveLayer
 from tests.core.test_native import MUST_BUILD
 from tests.kernels.fused import (
@@ -30,18 +28,15 @@ from tests.kernels.fused import (
 )
 from tests.strategies import few
 
-# Where torch has MKL, an extension and no sgemm_ must not pass for a machine without one.
-MUST_RUN = MUST_BUILD and torch.backends.mkl.is_available()
 pytestmark = pytest.mark.skipif(
-    not MUST_RUN and (loaded_extension() is None or multiply_address() is None),
-    reason="no C extension, or no sgemm_ in the libraries of torch",
+    not MUST_BUILD and loaded_extension() is None, reason="no C extension"
 )
 SIX = (0, 0, 0, 1, 1, 4)
 
 
 @pytest.fixture(autouse=True, scope="module")
 def own_products() -> Iterator[None]:
-    """Levels of all sizes are multiplied in C, and large ones packed, on any processor."""
+    """Schedules are run in C, and large ones packed, on any processor."""
     with use_products(MAKES["AuthenticAMD"]):
         yield
 
@@ -73,8 +68,8 @@ def calls() -> Iterator[list[str]]:
         yield found
 
 
-def block_by_block() -> mock._patch:
-    return mock.patch.object(native, "multiply_address", lambda: None)
+def block_by_block() -> AbstractContextManager[None]:
+    return use_products(Products())
 
 
 def compare(
@@ -108,7 +103,7 @@ def test_random_forests(parents: list[int], width: int, seed: int) -> None:
         compare(layer, schedule, inputs, inputs_only=True, level_order=bool(seed % 2))
 
 
-# Few rows are multiplied by our own C where they have 16 columns or more (8 without AVX-512).
+# Rows of fewer than 16 columns (8 without AVX-512) are multiplied number by number.
 @pytest.mark.parametrize("trees", (1, 2, 3, 4, 5, 6, 7, 8, 11))
 @pytest.mark.parametrize("width", (1, 5, 9, 19, 33, 100))
 @pytest.mark.usefixtures("threads")
@@ -283,24 +278,3 @@ def test_a_tracer_sees_all_calls_of_torch() -> None:
     with torch.no_grad():
         traced = make_fx(lambda rows: layer(rows, schedule=schedule))(x)
         torch.testing.assert_close(traced(x), layer(x, schedule=schedule))
-
-
-def test_libraries_without_an_sgemm_that_multiplies(caplog: pytest.LogCaptureFixture) -> None:
-    idle = CFUNCTYPE(None, *[c_void_p] * 13)(lambda *given: None)
-    assert not native._multiplies(idle)
-    caplog.set_level("INFO", native.__name__)
-    with mock.patch.object(ctypes, "CDLL", return_value=object()):
-        assert multiply_address.__wrapped__() is None
-    assert "no sgemm_ in libtorch_cpu" in caplog.text
-
-
-@pytest.mark.skipif(not MUST_RUN, reason="torch has no MKL here")
-@pytest.mark.parametrize("default", ("meta", "float64"))
-def test_found_with_any_default_dtype_and_device(default: str) -> None:
-    if default == "float64":
-        torch.set_default_dtype(torch.float64)
-    try:
-        with torch.device("meta" if default == "meta" else "cpu"):
-            assert multiply_address.__wrapped__() is not None
-    finally:
-        torch.set_default_dtype(torch.float32)

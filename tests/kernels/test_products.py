@@ -192,7 +192,7 @@ def test_the_make_decides(
 
 def test_asked_for_until_the_block_is_left() -> None:
     before = chosen_products()
-    asked = Products(own_rows=3)
+    asked = Products(own_nodes=3)
     with pytest.raises(KeyError), use_products(asked):
         assert chosen_products() == asked
         assert describe_products().endswith(", as asked for")

@@ -1,13 +1,7 @@
 """Tree-LSTMs in C, float32 on CPUs: gates of blocks, and whole schedules in one call each way."""
 
-import ctypes
-import logging
-import sys
 from array import array
 from collections.abc import Sequence
-from ctypes import byref, c_int64, c_void_p
-from functools import cache
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,27 +18,18 @@ from pyg_dynbatch.kernels.blocks import (
     StateGradients,
     TorchGates,
 )
-from pyg_dynbatch.kernels.products import RowProduct, chosen_products, packs
-
-_log = logging.getLogger(__name__)
+from pyg_dynbatch.kernels.products import RowProduct, chosen_products
 
 # From this many rows on, products of aligned copies are faster by more than copying takes.
 _WORTH_COPYING = 16
 
-_STAYS_IN_CACHE = 2**18
-"""Largest number of weights that the second-level cache holds beside a block of rows."""
-
 
 def runs_at_once(plan: Plan, weights: Sequence[Tensor]) -> bool:
-    """Choose whether C runs a whole schedule in one call."""
-    if plan.precision is not None or not plan.schedule.single_parent or multiply_address() is None:
+    """Choose whether C runs a whole schedule in one call, with products of its own."""
+    if plan.precision is not None or not plan.schedule.single_parent or not is_native(*weights):
         return False
-    if not is_native(*weights):
-        return False
-    # Our products that win at 128 rows win at any number of rows if the matrix stays in the cache.
-    stays_in_cache = weights[1].numel() < _STAYS_IN_CACHE
-    wins = stays_in_cache and chosen_products().own_rows >= BLOCK
-    return wins or not packs(weights[1], plan.inner)
+    products = chosen_products()
+    return plan.inner < products.own_nodes or weights[1].numel() < products.own_weights
 
 
 class NativeGates(TorchGates):
@@ -52,7 +37,8 @@ class NativeGates(TorchGates):
 
     def __init__(self, plan: Plan, rows: Rows, *, inner: bool) -> None:
         super().__init__(plan, rows, inner=inner)
-        self.native, self.threads = loaded_extension(), torch.get_num_threads()
+        self.native = loaded_extension()
+        self.threads = torch.get_num_threads()
         self.dropout_mask = _mask(self.dropout_mask, self.activated)
         arity = -1 if plan.ragged else plan.arity
         self.nodes: bytes = self.native.tree_lstm_nodes(
@@ -68,37 +54,33 @@ class NativeGates(TorchGates):
 
     def forward(self, block: Block, gates: Gates, own: Tensor | None = None) -> None:
         """Activate products to gates in place, and write the states of a block."""
-        written = gates.rows, gates.forget, own, block.filled
-        self.native.tree_lstm_forward(self.nodes, *block[:4], *written, self.threads)
+        self.native.tree_lstm_forward(
+            self.nodes, *block[:4], gates.rows, gates.forget, own, block.filled, self.threads
+        )
 
     def backward(self, block: Block, gates: Gates, given: StateGradients, grads: Gates) -> None:
         """Write the gradients of products, and for inner nodes those of the children's c."""
-        read = self.nodes, _incoming(given), *block[:4], gates.rows, gates.forget
-        written = grads.rows, grads.forget, grads.child_memory
-        self.native.tree_lstm_backward(*read, *written, self.threads)
+        self.native.tree_lstm_backward(
+            self.nodes,
+            _incoming(given),
+            *block[:4],
+            gates.rows,
+            gates.forget,
+            grads.rows,
+            grads.forget,
+            grads.child_memory,
+            self.threads,
+        )
 
     def sum_equal(self, given: StateGradients, cell: Tensor, cells: int) -> StateGradients:
         """Sum the gradients of equal leaves, always in the same order."""
-        width, cell = given.hidden.size(1), cell.contiguous()
+        width = given.hidden.size(1)
+        cell = cell.contiguous()
         hidden, memory = (given.hidden.new_zeros(cells, width) for _ in range(2))
-        read = _incoming(given), cell, cell.size(0), width
-        self.native.tree_lstm_sum_equal(*read, hidden, memory, self.threads)
+        self.native.tree_lstm_sum_equal(
+            _incoming(given), cell, cell.size(0), width, hidden, memory, self.threads
+        )
         return StateGradients(hidden, memory)
-
-
-def _incoming(given: StateGradients) -> bytes:
-    """The gradients of states, as C reads them; they must be kept alive."""
-    of_h, of_c = given.outside
-    found: bytes = loaded_extension().tree_lstm_incoming(
-        hidden=given.hidden, memory=given.memory, place=given.place,
-        outside_hidden=of_h, outside_hidden_row=0 if of_h is None else of_h.stride(0),
-        outside_memory=of_c, outside_memory_row=0 if of_c is None else of_c.stride(0),
-    )  # fmt: skip
-    return found
-
-
-def _mask(mask: Tensor | None, like: Tensor) -> Tensor | None:
-    return None if mask is None else mask.to(like.dtype).contiguous()
 
 
 class NativeKernel(Kernel):
@@ -109,7 +91,9 @@ class NativeKernel(Kernel):
         weight_input, weight_hidden, bias = map(_plain, weights)
         rows = Rows.of(plan, bias, bias.size(0) // 4)
         rows = rows._replace(aligned_weight=_aligned(weight_hidden, plan.inner))
-        own, filled, features = None, inputs[plan.leaf_inputs :], inputs.size(1)
+        features = inputs.size(1)
+        filled = inputs[plan.leaf_inputs :]
+        own = None
         if count := filled.size(0):
             own = RowProduct(weight_input, rows=count)(filled, 0, count)
         longest = max(_stride(weight_hidden.size(1)), _stride(features))
@@ -127,14 +111,17 @@ class NativeKernel(Kernel):
         self, plan: Plan, rows: Rows, weight_hidden: Tensor, given: StateGradients
     ) -> tuple[Gates, Tensor]:
         """Go from the roots to the leaves; return gradients before activation."""
-        like, grads = rows.memory, rows.new_gates()
-        most = min(max(plan.schedule.level_sizes[1:], default=0), BLOCK)
+        width = rows.memory.size(1)
+        grads = rows.new_gates()
         leaf_grads = torch.empty_like(rows.leaf_gates)
         to_hidden, to_memory = given.buffers(0, plan.slots)
-        to_sums = like.new_empty(most, like.size(1)) if plan.ragged else None
+        to_sums = None
+        if plan.ragged:
+            widest = max(plan.schedule.level_sizes[1:], default=0)
+            to_sums = rows.memory.new_empty(min(widest, BLOCK), width)
         of_cells = None
         if plan.leaf_inverse is not None:
-            hidden, memory = (like.new_zeros(plan.leaf_cells, like.size(1)) for _ in range(2))
+            hidden, memory = (rows.memory.new_zeros(plan.leaf_cells, width) for _ in range(2))
             of_cells = _incoming(StateGradients(hidden, memory))
         loaded_extension().tree_lstm_backward_run(
             **_fields(plan, rows, _plain(weight_hidden)), keeps=True, given=_incoming(given),
@@ -144,6 +131,21 @@ class NativeKernel(Kernel):
         return grads, leaf_grads
 
 
+def _incoming(given: StateGradients) -> bytes:
+    """The gradients of states, as C reads them; they must be kept alive."""
+    of_h, of_c = given.outside
+    incoming: bytes = loaded_extension().tree_lstm_incoming(
+        hidden=given.hidden, memory=given.memory, place=given.place,
+        outside_hidden=of_h, outside_hidden_row=0 if of_h is None else of_h.stride(0),
+        outside_memory=of_c, outside_memory_row=0 if of_c is None else of_c.stride(0),
+    )  # fmt: skip
+    return incoming
+
+
+def _mask(mask: Tensor | None, like: Tensor) -> Tensor | None:
+    return None if mask is None else mask.to(like.dtype).contiguous()
+
+
 def _fields(plan: Plan, rows: Rows, weight_hidden: Tensor) -> dict[str, Any]:
     """The fields of ``struct run`` that both ways read."""
     schedule = plan.schedule
@@ -151,8 +153,7 @@ def _fields(plan: Plan, rows: Rows, weight_hidden: Tensor) -> dict[str, Any]:
         "width": rows.memory.size(1), "arity": -1 if plan.ragged else plan.arity,
         "leaves": plan.leaves, "levels": len(schedule.level_sizes), "inner": plan.inner,
         "slots": plan.slots, "cells": plan.leaf_cells, "inputs": plan.leaf_inputs,
-        "narrow": chosen_products().own_rows, "threads": torch.get_num_threads(),
-        "multiply": multiply_address(), "sizes": array("q", schedule.level_sizes),
+        "threads": torch.get_num_threads(), "sizes": array("q", schedule.level_sizes),
         "filled": array("q", schedule.level_inputs), "index": plan.children,
         "starts": plan.child_start if plan.ragged else None,
         "leaf_of": None if plan.leaf_inverse is None else plan.cell_of_leaf.contiguous(),
@@ -179,35 +180,3 @@ def _stride(inner: int) -> int:
 def _plain(rows: Tensor) -> Tensor:
     # A tensor that is negated only when it is read is not negated in memory.
     return rows.resolve_neg().contiguous()
-
-
-@cache
-def multiply_address() -> int | None:
-    """Find ``sgemm`` in the libraries that torch has loaded."""
-    if sys.byteorder != "little":
-        # The low half of a number would not come first.
-        return None
-    for path in sorted((Path(torch.__file__).parent / "lib").glob("*torch_cpu.*")):
-        try:
-            function = ctypes.CDLL(str(path)).sgemm_
-        except (OSError, AttributeError) as error:
-            _log.info("no sgemm_ in %s: %s", path.name, error)
-            continue
-        if _multiplies(function):
-            return ctypes.cast(function, c_void_p).value
-        _log.info("sgemm_ of %s does not multiply as expected", path.name)
-    return None
-
-
-def _multiplies(function: object) -> bool:
-    """Whether a function is called as C will call it: numbers of 64 bits, no lengths of strings."""
-    # Independent of the default dtype and device.
-    plain: dict[str, Any] = {"dtype": torch.float32, "device": "cpu"}
-    left, right = torch.arange(6, **plain).view(2, 3), torch.arange(12, **plain).view(4, 3)
-    found = torch.ones(2, 4, **plain)
-    sizes = [byref(c_int64(size)) for size in (4, 2, 3)]
-    three, four = (byref(c_int64(size)) for size in (3, 4))
-    one = byref(ctypes.c_float(1))
-    weight, given, out = (c_void_p(part.data_ptr()) for part in (right, left, found))
-    function(b"T", b"N", *sizes, one, weight, three, given, three, one, out, four)  # type: ignore[operator]
-    return torch.equal(found, left @ right.t() + 1)

@@ -16,7 +16,11 @@ HEIGHTS = (8, 16, 24, 32, 48, 64, 80, 96, 112, 128)
 take longer than the products, as generating one takes a millisecond."""
 
 # From here on packing a matrix may cost less than it saves.
-_LARGE_MATRIX, _MANY_ROWS = 2**17, 1024
+_LARGE_MATRIX = 2**17
+_MANY_ROWS = 1024
+
+# Largest number of weights that the second-level cache holds beside a block of rows.
+_STAYS_IN_CACHE = 2**18
 
 _CHUNKS = (512, 64)
 """Numbers of rows for which oneDNN generates kernels of weight gradients."""
@@ -29,12 +33,14 @@ class Products:
     Args:
         packed: Whether oneDNN multiplies many rows with a large matrix, which it packs once.
         chunked_gradients: Whether oneDNN computes the gradients of weights, some rows at a time.
-        own_rows: Levels of up to this many rows are multiplied by our own code in C.
+        own_nodes: Schedules with fewer inner nodes are run by one call of C, with our own product.
+        own_weights: So are all schedules of a recurrent matrix with fewer numbers than this.
     """
 
     packed: bool = False
     chunked_gradients: bool = False
-    own_rows: int = 0
+    own_nodes: int = 0
+    own_weights: int = 0
 
 
 # Microseconds on one thread of an AMD EPYC (Zen 5, AVX-512) with torch 2.13 and a matrix of
@@ -51,10 +57,20 @@ class Products:
 #   128 rows               own       281         542              255
 #
 # From 250 x 100 to 1500 x 600, ours take 0.29 to 0.94 of MKL's time on AMD, up to 0.99 without
-# AVX-512. Beside MKL as on Intel, the smallest matrix gains nothing from 8 rows on.
+# AVX-512. A schedule of a binary Tree-LSTM in one call of C takes so much of the time that blocks
+# take with MKL as on Intel, in training and in inference:
+#
+#   inner nodes     150 units      300 units      600 units
+#      21          0.73, 0.69     0.82, 0.83     0.98, 0.83
+#     148          0.85, 0.82     0.87, 0.84     1.00, 0.79
+#     458          0.90, 0.91     0.97, 0.95     1.04, 0.87
+#   1,191          0.94, 0.96     1.00, 0.99     1.08, 0.92
+#   4,740          1.00, 1.01     1.00, 1.02
 MAKES = {
-    "AuthenticAMD": Products(packed=True, chunked_gradients=True, own_rows=HEIGHTS[-1]),
-    "GenuineIntel": Products(own_rows=7),
+    "AuthenticAMD": Products(
+        packed=True, chunked_gradients=True, own_nodes=_MANY_ROWS, own_weights=_STAYS_IN_CACHE
+    ),
+    "GenuineIntel": Products(own_nodes=512, own_weights=_STAYS_IN_CACHE),
 }
 """The products of each make of processor that was measured. All others use plain torch."""
 
@@ -74,12 +90,13 @@ def use_products(products: Products) -> Iterator[None]:
     to leave rounding to torch alone.
 
     Example:
-        >>> with use_products(Products(own_rows=8)):
+        >>> with use_products(Products(packed=True)):
         ...     chosen_products()
-        Products(packed=False, chunked_gradients=False, own_rows=8)
+        Products(packed=True, chunked_gradients=False, own_nodes=0, own_weights=0)
     """
     global _asked_for
-    before, _asked_for = _asked_for, products
+    before = _asked_for
+    _asked_for = products
     try:
         yield
     finally:
@@ -114,7 +131,9 @@ class RowProduct:
         precision: torch.dtype | None = None,
         rows: int = 0,
     ) -> None:
-        self.bias, self.result, self.precision = bias, weight.dtype, precision
+        self.bias = bias
+        self.result = weight.dtype
+        self.precision = precision
         self.weight = weight if precision is None else weight.to(precision)
         self.packed = _pack(self.weight) if packs(self.weight, rows) else None
         # oneDNN computes products of low precision in any case, so they want the same heights.
@@ -125,16 +144,16 @@ class RowProduct:
         """Multiply ``rows[first : first + size]``."""
         taken = self._taken(rows, first, size)
         if self.packed is not None and taken.size(0) in HEIGHTS and taken.dtype == self.result:
-            found = _multiply(taken, self.packed, self.bias)
+            product = _multiply(taken, self.packed, self.bias)
         elif self.precision is not None:
-            found = torch.mm(taken.to(self.precision), self.weight.t()).to(self.result)
+            product = torch.mm(taken.to(self.precision), self.weight.t()).to(self.result)
             if self.bias is not None:
-                found += self.bias
+                product += self.bias
         elif self.bias is not None:
-            found = torch.addmm(self.bias, taken, self.weight.t())
+            product = torch.addmm(self.bias, taken, self.weight.t())
         else:
-            found = torch.mm(taken, self.weight.t())
-        return found if taken.size(0) == size else found[:size]
+            product = torch.mm(taken, self.weight.t())
+        return product if taken.size(0) == size else product[:size]
 
     def into(self, out: Tensor, rows: Tensor, first: int, size: int) -> None:
         """Write the product into existing rows."""
@@ -165,9 +184,11 @@ def _uses_onednn(like: Tensor) -> bool:
     """Whether oneDNN can multiply tensors like this one."""
     if like.device.type != "cpu" or like.dtype != torch.float32 or is_in_torch_dispatch_mode():
         return False
-    backend, names = torch.backends.mkldnn, ("_linear_pointwise", "_reorder_linear_weight")
-    enabled = bool(backend.enabled) and backend.is_available()
-    return enabled and all(hasattr(torch.ops.mkldnn, name) for name in names)
+    backend = torch.backends.mkldnn
+    if not bool(backend.enabled) or not backend.is_available():
+        return False
+    names = ("_linear_pointwise", "_reorder_linear_weight")
+    return all(hasattr(torch.ops.mkldnn, name) for name in names)
 
 
 def _pack(weight: Tensor) -> Tensor:
@@ -176,8 +197,8 @@ def _pack(weight: Tensor) -> Tensor:
 
 
 def _multiply(rows: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    found: Tensor = torch.ops.mkldnn._linear_pointwise(rows, weight, bias, "none", [], "")
-    return found
+    product: Tensor = torch.ops.mkldnn._linear_pointwise(rows, weight, bias, "none", [], "")
+    return product
 
 
 def weight_gradient(
@@ -186,24 +207,25 @@ def weight_gradient(
     """Compute ``grads.t() @ rows``, the gradient of a matrix over all rows it was used on."""
     in_chunks = chosen_products().chunked_gradients and grads.size(0) >= _CHUNKS[-1]
     if precision is not None:
-        found = (grads.to(precision).t() @ rows.to(precision)).to(grads.dtype)
+        gradient = (grads.to(precision).t() @ rows.to(precision)).to(grads.dtype)
     elif in_chunks and _uses_onednn(grads):
-        found = _in_chunks(grads, rows)
+        gradient = _in_chunks(grads, rows)
     else:
         return torch.mm(grads.t(), rows, out=out)
-    return found if out is None else out.copy_(found)
+    return gradient if out is None else out.copy_(gradient)
 
 
 def _in_chunks(grads: Tensor, rows: Tensor) -> Tensor:
     """Multiply with oneDNN, for a few numbers of rows only, as it builds a kernel for each."""
     end = grads.size(0) // _CHUNKS[-1] * _CHUNKS[-1]
-    found, first = torch.mm(grads[end:].t(), rows[end:]), 0
+    total = torch.mm(grads[end:].t(), rows[end:])
+    first = 0
     for size in _CHUNKS:
         while first + size <= end:
             chunk = slice(first, first + size)
-            found += _multiply(grads[chunk].t(), rows[chunk].t())
+            total += _multiply(grads[chunk].t(), rows[chunk].t())
             first += size
-    return found
+    return total
 
 
 def sum_rows(rows: Tensor) -> Tensor:

@@ -2,8 +2,7 @@
    defines VARIANT.
 
    Blocks of nodes, for products computed elsewhere, and whole runs in one call, for runs whose
-   levels are so narrow that calls from Python, block by block, would take as long as the work.
-   Products of many rows are computed by the BLAS that comes with torch. */
+   levels are so narrow that calls from Python, block by block, would take as long as the work. */
 
 #include "tree_lstm.h"
 #include <string.h>
@@ -61,40 +60,32 @@ static const float *aligned(const float *rows, int64_t count, int64_t inner, flo
 }
 
 /* out = rows * weight^T + bias, with [count, inner] rows and a [columns, inner] weight, of which
-   there may be an aligned copy. */
+   there may be an aligned copy. At most BLOCK rows at a time, so that they stay in the cache. */
 static void product(const struct run *r, const float *rows, int64_t count, int64_t inner,
                     const float *weight, const float *copy, const float *bias, int64_t columns,
                     float *out, int threads)
 {
-    const float one = 1.0f;
-    if (count <= r->narrow && copy) {
-        narrow_product(aligned(rows, count, inner, r->aligned_rows), count, stride_of(inner), copy,
-                       bias, columns, out, threads);
-        return;
+    for (int64_t first = 0; first < count; first += BLOCK) {
+        const int64_t size = count - first < BLOCK ? count - first : BLOCK;
+        const float *some = rows + first * inner;
+        float *to = out + first * columns;
+        if (copy)
+            narrow_product(aligned(some, size, inner, r->aligned_rows), size, stride_of(inner),
+                           copy, bias, columns, to, threads);
+        else
+            narrow_product(some, size, inner, weight, bias, columns, to, threads);
     }
-    if (count <= r->narrow && inner >= LANES) {
-        narrow_product(rows, count, inner, weight, bias, columns, out, threads);
-        return;
-    }
-    for (int64_t row = 0; row < count; row++)
-        memcpy(out + row * columns, bias, columns * sizeof *out);
-    if (count > 0)
-        r->multiply("T", "N", &columns, &count, &inner, &one, weight, &inner, rows, &inner, &one,
-                    out, &columns);
 }
 
 /* out = grads * weight, with [count, columns] grads and a [columns, inner] weight. */
-static void product_back(const struct run *r, const float *grads, int64_t count, int64_t columns,
-                         const float *weight, const float *copy, int64_t inner, float *out,
-                         int threads)
+static void product_back(const float *grads, int64_t count, int64_t columns, const float *weight,
+                         const float *copy, int64_t inner, float *out, int threads)
 {
-    const float one = 1.0f, none = 0.0f;
-    if (count <= r->narrow && inner >= LANES)
-        narrow_product_back(grads, count, columns, copy ? copy : weight,
-                            copy ? stride_of(inner) : inner, inner, out, threads);
-    else
-        r->multiply("N", "N", &inner, &count, &columns, &one, weight, &inner, grads, &columns,
-                    &none, out, &inner);
+    for (int64_t first = 0; first < count; first += BLOCK) {
+        const int64_t size = count - first < BLOCK ? count - first : BLOCK;
+        narrow_product_back(grads + first * columns, size, columns, copy ? copy : weight,
+                            copy ? stride_of(inner) : inner, inner, out + first * inner, threads);
+    }
 }
 
 static void forward_leaves(const struct run *r, int threads)
@@ -219,11 +210,11 @@ static void backward_run(const struct run *r)
             float *to_forget = ragged ? r->to_forget + child : 0;
             backward(&all, &above, b, r->gates + row, ragged ? r->forget + child : 0, grads,
                      to_forget, r->to_memory + child, threads);
-            product_back(r, grads, b.size, columns(&all), r->weight_hidden,
+            product_back(grads, b.size, columns(&all), r->weight_hidden,
                          r->aligned_hidden, ragged ? width : r->arity * width,
                          ragged ? r->to_sums : to_hidden, threads);
             if (ragged) {
-                product_back(r, to_forget, b.edges, width, r->weight_hidden + 3 * width * width,
+                product_back(to_forget, b.edges, width, r->weight_hidden + 3 * width * width,
                              forget_copy(r), width, to_hidden, threads);
                 add_sums(&all, b, r->to_sums, to_hidden);
             }

@@ -128,10 +128,29 @@ INLINE void columns_of(int count, const float *rows, int64_t rows_count, int64_t
              out + m * columns, columns);
 }
 
+/* For rows shorter than a vector: out[m][c] = sum of rows[m][k] * weight[c * across + k * along]
+   over k, and bias[c] if there is one. */
+static void short_product(const float *rows, int64_t count, int64_t inner, const float *weight,
+                          int64_t across, int64_t along, const float *bias, int64_t columns,
+                          float *out)
+{
+    for (int64_t m = 0; m < count; m++)
+        for (int64_t c = 0; c < columns; c++) {
+            float sum = bias ? bias[c] : 0.0f;
+            for (int64_t k = 0; k < inner; k++)
+                sum += rows[m * inner + k] * weight[c * across + k * along];
+            out[m * columns + c] = sum;
+        }
+}
+
 /* out = rows * weight^T + bias, with [count, inner] rows and a [columns, inner] weight. */
 static void narrow_product(const float *rows, int64_t count, int64_t inner, const float *weight,
                            const float *bias, int64_t columns, float *out, int threads)
 {
+    if (inner < LANES) {
+        short_product(rows, count, inner, weight, inner, 1, bias, columns, out);
+        return;
+    }
     const int64_t tiles = columns / COLUMNS;
     PARALLEL_FOR(threads > 1 && columns *inner > LARGE)
     for (int64_t tile = 0; tile < tiles; tile++) {
@@ -179,6 +198,10 @@ static void narrow_product_back(const float *grads, int64_t count, int64_t colum
                                 const float *weight, int64_t stride, int64_t inner, float *out,
                                 int threads)
 {
+    if (inner < LANES) {
+        short_product(grads, count, columns, weight, 1, stride, 0, inner, out);
+        return;
+    }
     const int64_t tiles = inner / (COLUMNS * LANES);
     PARALLEL_FOR(threads > 1 && columns *inner > LARGE)
     for (int64_t tile = 0; tile < tiles; tile++) {

@@ -82,8 +82,8 @@ static const struct field incoming_fields[] = {
 static const struct field run_fields[] = {
     FIELD(run, width), FIELD(run, arity), FIELD(run, leaves), FIELD(run, levels),
     FIELD(run, inner), FIELD(run, slots), FIELD(run, cells), FIELD(run, inputs),
-    FIELD(run, narrow), FIELD(run, threads), FIELD(run, multiply), FIELD(run, sizes),
-    FIELD(run, filled), FIELD(run, index), FIELD(run, starts), FIELD(run, leaf_of),
+    FIELD(run, threads), FIELD(run, sizes), FIELD(run, filled), FIELD(run, index),
+    FIELD(run, starts), FIELD(run, leaf_of),
     FIELD(run, weight_hidden), FIELD(run, dropout_mask), FIELD(run, memory), FIELD(run, activated),
     FIELD(run, leaf_activated), FIELD(run, gathered), FIELD(run, sums), FIELD(run, aligned_hidden),
     FIELD(run, leaf_gates), FIELD(run, gates), FIELD(run, forget), FIELD(run, keeps),

@@ -29,22 +29,13 @@ struct incoming {
     const float *outside_hidden, *outside_memory;
 };
 
-/* sgemm of Fortran, by columns. Whole numbers have 64 bits, of which a BLAS with 32 reads the low
-   ones; kernels/native.py multiplies once to see whether that holds. */
-typedef void (*multiply_t)(const char *, const char *, const int64_t *, const int64_t *,
-                           const int64_t *, const float *, const float *, const int64_t *,
-                           const float *, const int64_t *, const float *, float *,
-                           const int64_t *);
-
 /* A whole schedule. Leaves come first; they are level 0. `leaf_of` is the computed leaf of every
    leaf, or none if each is computed. */
 struct run {
     int64_t width, arity, leaves, levels, inner, slots;
     int64_t features, cells, inputs; /* Width of an input; computed leaves, and those with input. */
-    int64_t keeps;  /* Whether the gates of all blocks are kept for a backward pass. */
-    int64_t narrow; /* Rows up to which products are computed by products.h. */
+    int64_t keeps; /* Whether the gates of all blocks are kept for a backward pass. */
     int64_t threads;
-    multiply_t multiply;
     const int64_t *sizes, *filled; /* Nodes of each level, and those with an input, first. */
     const int64_t *index, *starts, *leaf_of;
     const float *rows, *weight_input, *weight_hidden, *bias, *own, *dropout_mask;
