@@ -55,7 +55,7 @@ def on_instance(name: str) -> Callable[[nn.Module], None]:
     return apply
 
 
-METHODS = (*("step", "project", "leaf", "no_input", "drop_candidate", "forward"), "step_with_parts")
+METHODS = ("step", "project", "leaf", "no_input", "drop_candidate", "forward")
 OVERRIDES = {
     **{f"{name} in a subclass": in_class(name) for name in METHODS},
     **{f"{name} of the object": on_instance(name) for name in METHODS},

@@ -48,7 +48,7 @@ class Parts(RecursiveCell):
 MAKERS: dict[str, Callable[[], RecursiveCell]] = {"parts": Parts}
 MAKERS |= {name: make for name, make in CELLS.items() if name not in ("ragged", "pair")}
 MOST = ("parts", "nary_tree_lstm", "dagnn", "tree_gru")
-FEW = ("old weight_norm", "forward hook", "step of the object", "step_with_parts in a subclass")
+FEW = ("old weight_norm", "forward hook", "step of the object")
 
 
 @contextmanager

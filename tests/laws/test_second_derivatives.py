@@ -14,7 +14,7 @@ from pyg_dynbatch import schedule_structure
 from pyg_dynbatch.autobatch import programs
 from pyg_dynbatch.core.row_buffer import GradientBuffer, RowBuffer, new_token
 from pyg_dynbatch.kernels import linear
-from pyg_dynbatch.nn import DAGNNCell, NaryTreeLSTM, RecursiveLayer, WeaveStack, weave
+from pyg_dynbatch.nn import NaryTreeLSTM, WeaveStack, weave
 from pyg_dynbatch.nn.pairs import Pairs, order_relu, pair_sum
 from pyg_dynbatch.nn.readout import GaussianHistogramAggregation
 
@@ -97,7 +97,6 @@ CASES: dict[str, Callable[[], Case]] = {
     "kernels.linear._Linear": own_weight,
     "kernels.linear._Shared": shared_weight,
     "kernels.tree_lstm._TreeLSTM": lambda: of_layer(NaryTreeLSTM(3, 2), EDGES),
-    "nn.dagnn._Levels": lambda: of_layer(RecursiveLayer(DAGNNCell(3, 2)), EDGES),
     "nn.pairs._Linear": lambda: (lambda x: pair_sum(x, PAIRS), rows((7, 2))),
     "nn.pairs._OrderReLU": lambda: (lambda x: order_relu(x, PAIRS), rows((4, 2))),
     "nn.pairs._PairLayers": lambda: of_layer(WeaveStack(3, 2, 2), torch.eye(2).double(), CODED),
@@ -111,7 +110,6 @@ REFUSED = {
     "kernels.linear._Linear": "Linear",
     "kernels.linear._Shared": "Linear",
     "kernels.tree_lstm._TreeLSTM": "Engine, through a schedule",
-    "nn.dagnn._Levels": "Engine, through a schedule",
     "nn.weave._Normalize": "CountedBatchNorm in training",
     "nn.weave._OverRanks": "CountedBatchNorm in training",
 }

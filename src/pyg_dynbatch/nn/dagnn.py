@@ -12,10 +12,10 @@ from torch_geometric.nn.inits import reset
 
 from pyg_dynbatch.core.errors import checked_count
 from pyg_dynbatch.core.levels import DIRECTIONS, Levels
-from pyg_dynbatch.core.row_buffer import check_backward, outside_graphs
+from pyg_dynbatch.core.row_buffer import outside_graphs
 from pyg_dynbatch.core.types import RaggedRows, dtype_of_sums
-from pyg_dynbatch.nn.cell import RecursiveCell, States, spread_rows
-from pyg_dynbatch.nn.recursive import RecursiveLayer, checked_schedule, level_row, rows_or_zeros
+from pyg_dynbatch.nn.cell import RecursiveCell, States
+from pyg_dynbatch.nn.recursive import RecursiveLayer, checked_schedule, rows_or_zeros
 
 
 class DAGNNCell(RecursiveCell):
@@ -66,87 +66,26 @@ class DAGNNCell(RecursiveCell):
 
     def step(self, projected: Float[Tensor, "row projected"], children: Any) -> States:
         """Compute the messages and the new state; see the class."""
-        return self.step_with_parts(projected, children)[:1]
-
-    def step_with_parts(self, projected: Tensor, children: Any) -> tuple[Any, ...]:
-        """Compute the new state, followed by what the backward pass reads."""
         width = self.out_channels
-        message, gates, share = projected.new_zeros(()), self.bias_hidden[None], None
-        if children is not None:
-            (h,), ids, size = children
-            score = (h @ self.attention).to(dtype_of_sums(h.dtype))
-            share = RaggedRows(score, ids, size).softmax()
-            message = RaggedRows(h * share[:, None], ids, size).sum().to(h.dtype)
-            share = share.to(h.dtype)
+        if children is None:
+            message = projected.new_zeros(())
+            gates = self.bias_hidden[None]
+        else:
+            message = self._message(children)
             gates = functional.linear(message, self.weight_hidden, self.bias_hidden)
         own, own_n = projected.split((2 * width, width), 1)
         hidden, hidden_n = gates.split((2 * width, width), 1)
         r, z = torch.sigmoid(own + hidden).chunk(2, 1)
         n = torch.tanh(torch.addcmul(own_n, r, hidden_n))
-        return torch.lerp(n, message.to(n.dtype), z), r, z, n, hidden_n, message, share
+        return (torch.lerp(n, message.to(n.dtype), z),)
 
-    def run_schedule(
-        self,
-        schedule: Levels,
-        inputs: Tensor,
-        leaf_inverse: Tensor | None = None,
-        level_order: bool = False,
-    ) -> States | None:
-        """Run a whole schedule in one autograd function, to train on nodes that have inputs."""
-        inputs = spread_rows(inputs, leaf_inverse, schedule)
-        usual = type(self) is DAGNNCell and inputs.size(0) == schedule.num_nodes > 0
-        if torch.is_autocast_enabled(inputs.device.type) or not (torch.is_grad_enabled() and usual):
-            return None
-        pick = slice(1, None) if level_order else 1 + level_row(schedule)
-        weights = self.weight_hidden, self.bias_hidden, self.attention
-        return (_Levels.apply(self, schedule, pick, self.project(inputs), *weights),)
-
-
-class _Levels(torch.autograd.Function):
-    """Run all levels with the formulas of the cell, and backwards with their derivatives."""
-
-    @staticmethod
-    def forward(ctx: Any, cell: Any, schedule: Any, pick: Any, own: Tensor, *weights: Any) -> Any:
-        h, parts = own.new_zeros(1 + len(own), cell.out_channels), list[Any]()
-        counts = list(schedule.level_children)
-        edges = schedule.children.split(counts), schedule.child_segment.split(counts)
-        nodes = own.split(schedule.level_sizes), h[1:].split(schedule.level_sizes)
-        for rows, written, index, ids in zip(*nodes, *edges, strict=True):
-            children = RaggedRows((h.index_select(0, index),), ids, len(rows)) if parts else None
-            state, *rest = cell.step_with_parts(rows, children)
-            written.copy_(state)
-            parts += rest
-        ctx.pick, ctx.sizes, ctx.edges = pick, schedule.level_sizes, edges
-        ctx.save_for_backward(h, *weights, *parts)
-        return h[pick]
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:
-        check_backward((grad,))
-        h, weight, bias, attention, *parts = ctx.saved_tensors
-        to_h, to_own = torch.zeros_like(h, dtype=dtype_of_sums(h.dtype)), list[Tensor]()
-        to_h[ctx.pick] = grad.to(to_h.dtype)
-        to_weight, to_bias, to_attention = map(torch.zeros_like, (weight, bias, attention))
-        for mine, index, ids in [*zip(to_h[1:].split(ctx.sizes), *ctx.edges, strict=True)][::-1]:
-            mine, (r, z, n, hidden_n, message, share) = mine.to(h.dtype), parts[-6:]
-            del parts[-6:]
-            to_message = mine * z
-            to_n = torch.ops.aten.tanh_backward(mine - to_message, n)
-            to_r = torch.ops.aten.sigmoid_backward(to_n * hidden_n, r)
-            to_z = torch.ops.aten.sigmoid_backward(mine * (message - n), z)
-            to_own.append(torch.cat([to_r, to_z, to_n], 1))
-            to_gates = torch.cat([to_r, to_z, to_n * r], 1)
-            to_bias += to_gates.sum(0)
-            if share is None:
-                break  # the leaves
-            to_weight.addmm_(to_gates.t(), message)
-            to_message.addmm_(to_gates, weight)
-            rows, to_rows = h.index_select(0, index), to_message.index_select(0, ids)
-            to_score = share * (to_rows * (rows - message.index_select(0, ids))).sum(1)
-            to_attention.addmv_(rows.t(), to_score)
-            to_rows = torch.addr(to_rows * share[:, None], to_score, attention)
-            to_h.index_add_(0, index, to_rows.to(to_h.dtype))
-        return None, None, None, torch.cat(to_own[::-1]), to_weight, to_bias, to_attention
+    def _message(self, children: RaggedRows) -> Tensor:
+        """Average the rows of predecessors by attention."""
+        (h,) = children.rows
+        score = (h @ self.attention).to(dtype_of_sums(h.dtype))
+        share = children._replace(rows=score).softmax()
+        total = children._replace(rows=h * share[:, None]).sum()
+        return total.to(h.dtype)
 
 
 class DAGNN(nn.Module):
