@@ -6,7 +6,7 @@ import io
 import pickle
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +27,41 @@ from pyg_dynbatch.compat.tree_lstm import (
     util,
 )
 from tests.nn.recursion import refused
-from tests.nn.test_pytorch_tree_lstm import PREFIX, drawn, states
 from tests.strategies import Dag, batches, deep, few, star, structures
+
+PREFIX = "_tree_lstm._tree_lstm."
+
+
+def drawn(width_in: int = 3, width: int = 2) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    shapes = {
+        **{"W_iou.weight": (3 * width, width_in), "W_iou.bias": (3 * width,)},
+        **{"U_iou.weight": (3 * width, width), "U_f.weight": (width, width)},
+        **{"W_f.weight": (width, width_in), "W_f.bias": (width,)},
+    }
+    options = {"generator": generator, "dtype": torch.float64}
+    return {key: torch.randn(shape, **options) for key, shape in shapes.items()}
+
+
+def states(state: Mapping[str, Tensor], dag: Dag, x: Tensor) -> tuple[Tensor, Tensor]:
+    """Tai et al. (2015), equations 2-8, with the gates i, o, u in one matrix: h and c."""
+    h: dict[int, Tensor] = {}
+    c: dict[int, Tensor] = {}
+    for node in dag.order:
+        below = dag.children[node]
+        gates = state["W_iou.weight"] @ x[node] + state["W_iou.bias"]
+        gates = gates + state["U_iou.weight"] @ sum(
+            (h[k] for k in below), torch.zeros_like(state["W_f.bias"])
+        )
+        i, o, u = gates.chunk(3)
+        c[node] = torch.sigmoid(i) * torch.tanh(u)
+        for k in below:
+            own = state["W_f.weight"] @ x[node] + state["W_f.bias"]
+            c[node] = c[node] + torch.sigmoid(own + state["U_f.weight"] @ h[k]) * c[k]
+        h[node] = torch.sigmoid(o) * torch.tanh(c[node])
+    each = range(dag.num_nodes)
+    return torch.stack([h[node] for node in each]), torch.stack([c[node] for node in each])
+
 
 EMPTY: dict[str, Any] = {
     "list": [],

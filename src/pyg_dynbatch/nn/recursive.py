@@ -1,6 +1,5 @@
 """Layers that run a recurrent cell over trees and acyclic graphs, level by level."""
 
-from collections.abc import Mapping
 from typing import Any, ClassVar, NoReturn, cast
 
 import torch
@@ -16,7 +15,6 @@ from pyg_dynbatch.core.row_buffer import (
     outside_graphs,
     unsupported,
 )
-from pyg_dynbatch.kernels.tree_lstm import in_gate_order
 from pyg_dynbatch.nn.cell import (
     ChildSumTreeLSTMCell,
     NaryTreeLSTMCell,
@@ -369,51 +367,6 @@ class ChildSumTreeLSTM(RecursiveLayer):
         **cell_options: Any,
     ) -> None:
         super().__init__(ChildSumTreeLSTMCell(in_channels, out_channels, **cell_options), direction)
-
-    @classmethod
-    def from_pytorch_tree_lstm(cls, state_dict: Mapping[str, Any]) -> "ChildSumTreeLSTM":
-        """Create a layer from the weights of a ``TreeLSTM`` of the package pytorch-tree-lstm.
-
-        Args:
-            state_dict: Its entries ``W_iou.weight``, ``W_iou.bias`` and so on, without a prefix.
-
-        Raises:
-            ValueError: If a key is missing or unknown, or an entry has another shape or is not
-                floating-point.
-
-        Example:
-            >>> from torch import nn
-            >>> w, u, f = nn.Linear(4, 9), nn.Linear(3, 9, bias=False), nn.Linear(3, 3, bias=False)
-            >>> theirs = nn.ModuleDict({"W_iou": w, "U_iou": u, "W_f": nn.Linear(4, 3), "U_f": f})
-            >>> ChildSumTreeLSTM.from_pytorch_tree_lstm(theirs.state_dict())
-            ChildSumTreeLSTM(4, 3)
-        """
-        name, first = f"{cls.__name__}.from_pytorch_tree_lstm", state_dict.get("W_f.weight")
-        width, width_in = first.shape if isinstance(first, Tensor) and first.dim() == 2 else (0, 0)
-        shapes = {
-            "W_f.weight": [width, width_in],
-            "U_f.weight": [width, width],
-            "W_f.bias": [width],
-            "W_iou.weight": [3 * width, width_in],
-            "U_iou.weight": [3 * width, width],
-            "W_iou.bias": [3 * width],
-        }
-        if shapes.keys() != state_dict.keys():
-            wanted, got = ", ".join(shapes), ", ".join(map(str, state_dict))
-            hint = "the entries of one layer, without the prefix of the model that holds it"
-            raise mismatch(ValueError, f"{name}: wrong keys", wanted, got, hint=hint)
-        for key, shape in shapes.items():
-            value = state_dict[key]
-            fits = isinstance(value, Tensor) and value.is_floating_point() and width > 0
-            if not fits or list(value.shape) != shape:
-                wanted = f"floating-point tensor {shape if width else '[out, in]'}"
-                raise mismatch(ValueError, f"{name}: invalid {key}", wanted, describe_value(value))
-        layer = cls(width_in, width).to(first)
-        given = [state_dict[key] for key in shapes]
-        mine = map(in_gate_order, given[3:], given[:3])
-        names = "weight_input", "weight_hidden", "bias"
-        layer.cell.load_state_dict(dict(zip(names, mine, strict=True)))
-        return layer
 
 
 class TreeGRU(_NaryTreeLayer):
