@@ -8,7 +8,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from pyg_dynbatch.core.native import NATIVE_SWITCH, is_native
-from pyg_dynbatch.kernels.blocks import BlockKernel, Plan, TorchGates
+from pyg_dynbatch.kernels.blocks import BlockKernel, RunPlan, TorchGates
 from pyg_dynbatch.kernels.native import NativeGates
 from pyg_dynbatch.kernels.products import Products, use_products
 from pyg_dynbatch.kernels.tree_lstm import choose_kernel
@@ -34,7 +34,7 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
 def gates(dtype: torch.dtype = torch.float32, device: str = "cpu") -> type[TorchGates]:
     """Return what computes gates block by block."""
     inputs = torch.zeros(SCHEDULE.num_nodes, 3, dtype=dtype, device=device)
-    plan = Plan(SCHEDULE, SCHEDULE.level_inputs[0], block=128)
+    plan = RunPlan(SCHEDULE, SCHEDULE.level_inputs[0], block=128)
     with use_products(Products()):
         kernel = choose_kernel(plan, inputs, (inputs, inputs, inputs))
     assert isinstance(kernel, BlockKernel)

@@ -1,7 +1,7 @@
 """Run a Tree-LSTM block by block: products by ``products.py``, gates by a class of gates.
 
 Nodes are in level order: first all leaves, then the inner nodes, level by level. Each level is
-split into blocks of rows (:class:`Plan`).
+split into blocks of rows (:class:`RunPlan`).
 
 With a fixed number of children the forget gates are further columns in the row of a node; with any
 number of children (child-sum, here called ragged) u, i, o depend on the sum of h, and f has one row
@@ -35,7 +35,7 @@ _NO_ROWS = torch.empty(0)
 _TANH_BACKWARD = torch.ops.aten.tanh_backward.grad_input
 
 
-class Block(NamedTuple):
+class NodeBlock(NamedTuple):
     """Consecutive nodes of one level, in level order."""
 
     first: int  # first node, counted among the leaves or among the inner nodes
@@ -58,7 +58,7 @@ class Block(NamedTuple):
 
 
 @dataclass(eq=False, repr=False)
-class Plan:
+class RunPlan:
     """A schedule and the options of one run; sizes are Python ints, indices are on the device."""
 
     schedule: Levels
@@ -92,26 +92,21 @@ class Plan:
         precision: torch.dtype | None = None,
         level_order: bool = False,
         keeps: bool = False,
-    ) -> "Plan":
+    ) -> "RunPlan":
         """Check that input rows fit a schedule; kernels do not check their indices."""
         schedule.check()
         leaf_inputs = inputs.size(0) - sum(schedule.level_inputs[1:])
-        given = leaf_inputs if leaf_inverse is None else leaf_inverse.size(0)
-        fits = given == schedule.level_inputs[0] and leaf_inputs >= 0
-        if not fits or schedule.device != inputs.device:
-            what, got = "tree_lstm: the schedule does not fit the input rows", f"{given} leaves"
-            wanted = f"{schedule.level_inputs[0]} leaves with an input, on {schedule.device}"
-            hint = "rows in the order of schedule.input_node; batch.to(device)"
-            got = f"{got}, on {inputs.device}"
-            raise mismatch(ValueError, what, wanted, got, hint=hint)
-        if leaf_inverse is not None and type(leaf_inverse) is Tensor and leaf_inverse.is_cpu:
-            rows = array_of(leaf_inverse)
-            if rows.size and not 0 <= rows.min() <= rows.max() < leaf_inputs:
-                what, wanted = "tree_lstm: leaf_inverse is out of range", f"below {leaf_inputs}"
-                raise mismatch(ValueError, what, wanted, f"{rows.min()} to {rows.max()}")
-        block = BLOCK if inputs.device.type == "cpu" else max(schedule.num_nodes, 1)
-        options = leaf_inverse, dropout_mask, precision, level_order, keeps
-        return cls(schedule, leaf_inputs, block, *options)
+        _check_inputs(schedule, leaf_inputs, leaf_inverse, inputs.device)
+        return cls(
+            schedule,
+            leaf_inputs,
+            block=BLOCK if inputs.device.type == "cpu" else max(schedule.num_nodes, 1),
+            leaf_inverse=leaf_inverse,
+            dropout_mask=dropout_mask,
+            precision=precision,
+            level_order=level_order,
+            keeps=keeps,
+        )
 
     # Indices.
 
@@ -144,7 +139,7 @@ class Plan:
         # Row 0, the missing child, gets any of its many slots and is dropped.
         return place.index_copy_(0, self.children, self.numbers + 1)[1:]
 
-    def segment_ids_of(self, block: Block) -> Tensor:
+    def segment_ids_of(self, block: NodeBlock) -> Tensor:
         """The node within the block that each child belongs to."""
         within_level = self.schedule.child_segment[block.children]
         return within_level if not block.start else within_level - block.start
@@ -152,54 +147,70 @@ class Plan:
     # Blocks.
 
     @cached_property
-    def blocks(self) -> list[Block]:
+    def blocks(self) -> list[NodeBlock]:
         """The blocks of all levels above the leaves."""
         return list(self._blocks())
 
-    def _blocks(self) -> Iterator[Block]:
-        first = seen = edge = 0
-        of_levels = (
-            self.schedule.level_sizes, self.schedule.level_inputs, self.schedule.level_children
-        )  # fmt: skip
-        for level_size, filled, children in list(zip(*of_levels, strict=True))[1:]:
-            stops = [*range(0, level_size, self.block), level_size]
-            edges = self._first_edges(children, first, stops)
-            for number, start in enumerate(stops[:-1]):
-                size = stops[number + 1] - start
-                mine = min(max(filled - start, 0), size)
-                own, end = edges[number], edges[number + 1]
-                yield Block(first + start, size, edge + own, end - own, seen, mine, start)
-                seen += mine
+    def _blocks(self) -> Iterator[NodeBlock]:
+        schedule = self.schedule
+        levels = zip(
+            schedule.level_sizes[1:],
+            schedule.level_inputs[1:],
+            schedule.level_children[1:],
+            strict=True,
+        )
+        first = first_input = first_edge = 0
+        for level_size, level_inputs, children in levels:
+            starts = range(0, level_size, self.block)
+            edges = self._first_edges(children, first, starts)
+            for start, edge, end in zip(starts, edges, [*edges[1:], children], strict=True):
+                size = min(self.block, level_size - start)
+                filled = min(max(level_inputs - start, 0), size)
+                yield NodeBlock(
+                    first=first + start,
+                    size=size,
+                    edge=first_edge + edge,
+                    edges=end - edge,
+                    input=first_input,
+                    filled=filled,
+                    start=start,
+                )
+                first_input += filled
             first += level_size
-            edge += edges[-1]
+            first_edge += children
 
-    def _first_edges(self, children: int, first: int, stops: list[int]) -> list[int]:
+    def _first_edges(self, children: int, first: int, starts: Sequence[int]) -> list[int]:
         """Where the children of the blocks of one level begin, counted within the level."""
         if not self.ragged:
-            return [stop * self.arity for stop in stops]
-        inside = [first + stop for stop in stops[:-1]]
+            return [start * self.arity for start in starts]
+        if len(starts) < 2:
+            return [0]
         # Only CPUs have more than one block per level, so there is no device to wait for.
-        found = self.child_start[inside].tolist() if len(inside) > 1 else [0]
-        return [*(each - found[0] for each in found), children]
+        edges: list[int] = self.child_start[[first + start for start in starts]].tolist()
+        return [edge - edges[0] for edge in edges]
 
-    def leaf_blocks(self) -> Iterator[Block]:
+    def leaf_blocks(self) -> Iterator[NodeBlock]:
         """Split the computed leaves into blocks, those with and without an input separately."""
-        segments = (0, self.leaf_inputs, True), (self.leaf_inputs, self.leaf_cells, False)
-        for start, stop, filled in segments:
+        kinds = (0, self.leaf_inputs, True), (self.leaf_inputs, self.leaf_cells, False)
+        for start, stop, has_input in kinds:
             for first in range(start, stop, self.block):
                 size = min(self.block, stop - first)
-                yield Block(first, size, 0, 0, first, size if filled else 0, first)
+                filled = size if has_input else 0
+                yield NodeBlock(
+                    first, size, edge=0, edges=0, input=first, filled=filled, start=first
+                )
 
     def rows_of_gates(self) -> tuple[int, int, int]:
         """Count the rows to keep, or of one block: of leaves, inner nodes, and their children."""
         if self.keeps:
             return self.leaf_cells, self.inner, self.slots
+        leaves = min(self.leaf_cells, self.block)
+        inner = min(max(self.schedule.level_sizes[1:], default=0), self.block)
         children = self.slots
         if self.ragged and self.inner > self.block:
             starts = np.append(self.child_start.numpy(), self.slots)
             children = int((starts[self.block :] - starts[: -self.block]).max())
-        rows = min(max(self.schedule.level_sizes[1:], default=0), self.block)
-        return min(self.leaf_cells, self.block), rows, children
+        return leaves, inner, children
 
     # Orders of results.
 
@@ -243,7 +254,7 @@ class Gates(NamedTuple):
         return self.rows[:, 3 * width :].view(self.rows.size(0), -1, width)
 
 
-class Rows(NamedTuple):
+class RunRows(NamedTuple):
     """All rows of a run; the backward pass reads those before ``hidden``."""
 
     memory: Tensor  # c of all nodes, after a row for missing children
@@ -260,26 +271,32 @@ class Rows(NamedTuple):
     leaf_memory: Tensor = _NO_ROWS
 
     @classmethod
-    def of(cls, plan: Plan, like: Tensor, width: int) -> "Rows":
+    def of(cls, plan: RunPlan, like: Tensor, width: int) -> "RunRows":
         """Make room for the rows of a run."""
-        nodes, ragged = plan.schedule.num_nodes, plan.ragged
-        leaf_rows, rows, children = plan.rows_of_gates()
-        hidden, memory, activated = (like.new_empty(nodes + 1, width) for _ in range(3))
-        of_leaves = [each[1 : plan.leaves + 1] for each in (hidden, memory, activated)]
-        if plan.leaf_inverse is not None:
-            of_leaves = [like.new_empty(plan.leaf_cells, width) for _ in of_leaves]
+        hidden, memory, activated = (
+            like.new_empty(plan.schedule.num_nodes + 1, width) for _ in range(3)
+        )
+        if plan.leaf_inverse is None:
+            leaf_hidden, leaf_memory, leaf_activated = (
+                state[1 : plan.leaves + 1] for state in (hidden, memory, activated)
+            )
+        else:
+            leaf_hidden, leaf_memory, leaf_activated = (
+                like.new_empty(plan.leaf_cells, width) for _ in range(3)
+            )
+        leaves, inner, children = plan.rows_of_gates()
         return cls(
             memory=memory,
             activated=activated,
             gathered=like.new_empty(plan.slots, width),
-            sums=like.new_empty(plan.inner, width) if ragged else None,
-            leaf_activated=of_leaves[2],
-            leaf_gates=like.new_empty(leaf_rows, 3 * width),
-            gates=like.new_empty(rows, (3 + plan.arity) * width),
-            forget=like.new_empty(children, width) if ragged else None,
+            sums=like.new_empty(plan.inner, width) if plan.ragged else None,
+            leaf_activated=leaf_activated,
+            leaf_gates=like.new_empty(leaves, 3 * width),
+            gates=like.new_empty(inner, (3 + plan.arity) * width),
+            forget=like.new_empty(children, width) if plan.ragged else None,
             hidden=hidden,
-            leaf_hidden=of_leaves[0],
-            leaf_memory=of_leaves[1],
+            leaf_hidden=leaf_hidden,
+            leaf_memory=leaf_memory,
         )
 
     @property
@@ -287,7 +304,7 @@ class Rows(NamedTuple):
         """What the backward pass reads."""
         return self[:9]
 
-    def gates_of(self, block: Block, keeps: bool) -> Gates:
+    def gates_of(self, block: NodeBlock, keeps: bool) -> Gates:
         """The gates of a block of inner nodes."""
         if not keeps:
             block = block._replace(first=0, edge=0)
@@ -317,20 +334,22 @@ class StateGradients:
 
     @classmethod
     def of_results(
-        cls, plan: Plan, grad_h: Tensor | None, grad_c: Tensor | None, like: Tensor
+        cls, plan: RunPlan, grad_h: Tensor | None, grad_c: Tensor | None, like: Tensor
     ) -> "StateGradients":
         """Start at the gradients of the results; row 0 is that of the missing child or parent."""
-        of_h, of_c = plan.in_level_order(grad_h), plan.in_level_order(grad_c)
-        outside = dense_columns(of_h), dense_columns(of_c)
+        of_h = dense_columns(plan.in_level_order(grad_h))
+        of_c = dense_columns(plan.in_level_order(grad_c))
+        width = like.size(1)
         if plan.schedule.single_parent:
-            hidden, memory = (like.new_empty(1 + plan.slots, like.size(1)) for _ in outside)
-            hidden[0], memory[0] = 0, 0
-            return cls(hidden, memory, plan.slot_of_node(), outside)
-        rows = 1 + plan.schedule.num_nodes
-        hidden, memory = (like.new_zeros(rows, like.size(1)) for _ in outside)
-        for total, given in zip((hidden, memory), outside, strict=True):
-            if given is not None:
-                total[1:] += given
+            hidden, memory = (like.new_empty(1 + plan.slots, width) for _ in range(2))
+            hidden[0] = 0
+            memory[0] = 0
+            return cls(hidden, memory, plan.slot_of_node(), (of_h, of_c))
+        hidden, memory = (like.new_zeros(1 + plan.schedule.num_nodes, width) for _ in range(2))
+        if of_h is not None:
+            hidden[1:] += of_h
+        if of_c is not None:
+            memory[1:] += of_c
         return cls(hidden, memory)
 
     def of_nodes(self, first: int, size: int) -> "StateGradients":
@@ -339,7 +358,7 @@ class StateGradients:
             rows = slice(1 + first, 1 + first + size)
             return StateGradients(self.hidden[rows], self.memory[rows])
         rows = slice(first, first + size)
-        of_h, of_c = (None if given is None else given[rows] for given in self.outside)
+        of_h, of_c = (None if part is None else part[rows] for part in self.outside)
         return StateGradients(self.hidden, self.memory, self.place[rows], (of_h, of_c))
 
     def read(self, rows: slice) -> tuple[Tensor, Tensor]:
@@ -348,11 +367,13 @@ class StateGradients:
             return self.hidden[rows], self.memory[rows]
         place = self.place[rows]
         hidden = torch.index_select(self.hidden, 0, place)
-        found = hidden, torch.index_select(self.memory, 0, place)
-        for part, given in zip(found, self.outside, strict=True):
-            if given is not None:
-                part += given[rows]
-        return found
+        memory = torch.index_select(self.memory, 0, place)
+        of_h, of_c = self.outside
+        if of_h is not None:
+            hidden += of_h[rows]
+        if of_c is not None:
+            memory += of_c[rows]
+        return hidden, memory
 
     def buffers(self, edge: int, edges: int) -> tuple[Tensor, Tensor]:
         """Where to write the gradients of the children in some argument slots."""
@@ -373,12 +394,12 @@ class Kernel(ABC):
     """What runs a Tree-LSTM over a whole schedule, each way."""
 
     @abstractmethod
-    def forward(self, plan: Plan, inputs: Tensor, weights: Sequence[Tensor]) -> Rows:
+    def forward(self, plan: RunPlan, inputs: Tensor, weights: Sequence[Tensor]) -> RunRows:
         """Compute all nodes."""
 
     @abstractmethod
     def backward(
-        self, plan: Plan, rows: Rows, weight_hidden: Tensor, given: StateGradients
+        self, plan: RunPlan, rows: RunRows, weight_hidden: Tensor, incoming: StateGradients
     ) -> tuple[Gates, Tensor]:
         """Return the gradients of the products of inner nodes and of computed leaves."""
 
@@ -389,84 +410,91 @@ class BlockKernel(Kernel):
 
     gates: "type[TorchGates]"
 
-    def forward(self, plan: Plan, inputs: Tensor, weights: Sequence[Tensor]) -> Rows:
+    def forward(self, plan: RunPlan, inputs: Tensor, weights: Sequence[Tensor]) -> RunRows:
         """Compute the leaves, and then the inner nodes level by level."""
         weight_input, _, bias = weights
         width = bias.size(0) // 4
-        rows = Rows.of(plan, bias, width)
-        rows.hidden[0], rows.memory[0] = 0, 0
-        own = weight_input[: 3 * width], bias[: 3 * width]
-        product = RowProduct(*own, plan.precision, plan.leaf_inputs)
+        rows = RunRows.of(plan, bias, width)
+        rows.hidden[0] = 0
+        rows.memory[0] = 0
+        # Leaves have no forget gates.
+        product = RowProduct(
+            weight_input[: 3 * width], bias[: 3 * width], plan.precision, plan.leaf_inputs
+        )
         self._forward_leaves(plan, rows, inputs, product)
         _forward_levels(self.gates(plan, rows, inner=True), rows, inputs, weights)
         return rows
 
-    def _forward_leaves(self, plan: Plan, rows: Rows, inputs: Tensor, product: RowProduct) -> None:
+    def _forward_leaves(
+        self, plan: RunPlan, rows: RunRows, inputs: Tensor, product: RowProduct
+    ) -> None:
         # A missing input is an input of zeros.
         missing = min(plan.leaf_cells - plan.leaf_inputs, plan.block)
         zeros = inputs.new_zeros(missing, inputs.size(1)) if missing else inputs
         leaves = self.gates(plan, rows, inner=False)
         for block in plan.leaf_blocks():
-            read, first = (inputs, block.first) if block.filled else (zeros, 0)
             gates = rows.leaf_gates[block.nodes] if plan.keeps else rows.leaf_gates[: block.size]
-            product.into(gates, read, first, block.size)
+            if block.filled:
+                product.into(gates, inputs, block.first, block.size)
+            else:
+                product.into(gates, zeros, 0, block.size)
             leaves.forward(block, Gates(gates))
         if plan.leaf_inverse is not None:
-            for computed, state in (
-                (rows.leaf_hidden, rows.hidden),
-                (rows.leaf_memory, rows.memory),
-            ):
-                out = state[1 : plan.leaves + 1]
-                torch.index_select(computed, 0, plan.cell_of_leaf, out=out)
+            in_schedule = slice(1, plan.leaves + 1)
+            cells = plan.cell_of_leaf
+            torch.index_select(rows.leaf_hidden, 0, cells, out=rows.hidden[in_schedule])
+            torch.index_select(rows.leaf_memory, 0, cells, out=rows.memory[in_schedule])
 
     def backward(
-        self, plan: Plan, rows: Rows, weight_hidden: Tensor, given: StateGradients
+        self, plan: RunPlan, rows: RunRows, weight_hidden: Tensor, incoming: StateGradients
     ) -> tuple[Gates, Tensor]:
         """Go from the roots to the leaves; return gradients before activation."""
         inner = self.gates(plan, rows, inner=True)
-        grads = _backward_levels(inner, rows, weight_hidden, given)
+        grads = _backward_levels(inner, rows, weight_hidden, incoming)
         of_leaves = torch.empty_like(rows.leaf_gates)
         leaves = self.gates(plan, rows, inner=False)
-        given = given.of_nodes(0, plan.leaves)
+        incoming = incoming.of_nodes(0, plan.leaves)
         if plan.leaf_inverse is not None:
-            given = leaves.sum_equal(given, plan.cell_of_leaf, plan.leaf_cells)
+            incoming = leaves.sum_equal(incoming, plan.cell_of_leaf, plan.leaf_cells)
         for block in plan.leaf_blocks():
             here = block.nodes
-            leaves.backward(block, Gates(rows.leaf_gates[here]), given, Gates(of_leaves[here]))
+            leaves.backward(block, Gates(rows.leaf_gates[here]), incoming, Gates(of_leaves[here]))
         return grads, of_leaves
 
 
 def _forward_levels(
-    inner: "TorchGates", rows: Rows, inputs: Tensor, weights: Sequence[Tensor]
+    inner: "TorchGates", rows: RunRows, inputs: Tensor, weights: Sequence[Tensor]
 ) -> None:
     """Compute all inner nodes."""
+    plan = inner.plan
     weight_input, weight_hidden, bias = weights
-    plan, width, gathered = inner.plan, inner.width, rows.gathered
-    columns, precision = (3 + plan.arity) * width, plan.precision
+    columns = (3 + plan.arity) * inner.width
     if not plan.ragged:
         # All children of a node share the bias of the forget gate.
-        bias = torch.cat([bias[: 3 * width], *[bias[3 * width :]] * plan.arity])
+        own_bias, forget_bias = bias.split([3 * inner.width, inner.width])
+        bias = torch.cat([own_bias, *[forget_bias] * plan.arity])
     filled = inputs[plan.leaf_inputs :]
     count = filled.size(0)
+    precision = plan.precision
     input_product = RowProduct(weight_input, precision=precision, rows=count) if count else None
     product = RowProduct(weight_hidden[:columns], bias[:columns], precision, plan.inner)
     if plan.ragged:
-        of_forget = weight_hidden[columns:], bias[columns:]
-        forget_product = RowProduct(*of_forget, precision, plan.slots)
+        forget_product = RowProduct(weight_hidden[columns:], bias[columns:], precision, plan.slots)
     operand = operand_of(plan, rows)
     for block in plan.blocks:
         inner.gather(block)
-        gates, own = rows.gates_of(block, plan.keeps), None
+        gates = rows.gates_of(block, plan.keeps)
+        own = None
         if input_product is not None and block.filled:
             own = input_product(filled, block.input, block.filled)
         if gates.forget is not None:
-            forget_product.into(gates.forget, gathered, block.edge, block.edges)
+            forget_product.into(gates.forget, rows.gathered, block.edge, block.edges)
         # It also reads a few rows beyond those already filled, whose results are dropped.
         product.into(gates.rows, operand, block.first, block.size)
         inner.forward(block, gates, own)
 
 
-def operand_of(plan: Plan, rows: Rows) -> Tensor:
+def operand_of(plan: RunPlan, rows: RunRows) -> Tensor:
     """What the weights of u, i, o multiply: the sums of h, or the h of all children in a row."""
     if rows.sums is not None:
         return rows.sums
@@ -474,21 +502,22 @@ def operand_of(plan: Plan, rows: Rows) -> Tensor:
 
 
 def _backward_levels(
-    inner: "TorchGates", rows: Rows, weight: Tensor, given: StateGradients
+    inner: "TorchGates", rows: RunRows, weight: Tensor, incoming: StateGradients
 ) -> Gates:
     """Go from the roots to the lowest inner nodes; return the gradients before activation."""
-    plan, precision = inner.plan, inner.plan.precision
+    plan = inner.plan
     columns = rows.gates.size(1)
     grads = rows.new_gates()
-    of_inner = given.of_nodes(plan.leaves, plan.inner)
+    of_inner = incoming.of_nodes(plan.leaves, plan.inner)
+    precision = plan.precision
     product = RowProduct(weight[:columns].t(), precision=precision, rows=plan.inner)
     if plan.ragged:
         forget_product = RowProduct(weight[columns:].t(), precision=precision, rows=plan.slots)
     for block in reversed(plan.blocks):
-        to_hidden, to_memory = given.buffers(block.edge, block.edges)
+        to_hidden, to_memory = incoming.buffers(block.edge, block.edges)
         of_forget = None if grads.forget is None else grads.forget[block.children]
-        wanted = Gates(grads.rows[block.nodes], of_forget, to_memory)
-        inner.backward(block, rows.gates_of(block, keeps=True), of_inner, wanted)
+        of_block = Gates(grads.rows[block.nodes], of_forget, to_memory)
+        inner.backward(block, rows.gates_of(block, keeps=True), of_inner, of_block)
         if grads.forget is None:
             product.into(to_hidden.view(block.size, -1), grads.rows, block.first, block.size)
         else:
@@ -496,7 +525,7 @@ def _backward_levels(
             of_sums = torch.index_select(of_sums, 0, plan.segment_ids_of(block))
             of_each = forget_product(grads.forget, block.edge, block.edges)
             torch.add(of_sums, of_each, out=to_hidden)
-        given.scatter(plan.children[block.children], to_hidden, to_memory)
+        incoming.scatter(plan.children[block.children], to_hidden, to_memory)
     return grads
 
 
@@ -506,42 +535,55 @@ class TorchGates:
     :meth:`gather` writes ``gathered`` and ``sums``, and :meth:`forward` the states.
     """
 
-    def __init__(self, plan: Plan, rows: Rows, *, inner: bool) -> None:
-        self.plan, self.inner, self.gathered, self.sums = plan, inner, rows.gathered, rows.sums
-        self.all_hidden, self.all_memory = rows.hidden, rows.memory
-        states = rows.leaf_hidden, rows.leaf_memory, rows.leaf_activated
-        first, mask = 0, plan.dropout_mask  # factors of u
-        if inner:
-            states, first = (rows.hidden, rows.memory, rows.activated), 1 + plan.leaves
-            mask = None if mask is None else mask[plan.leaves :]
-        self.hidden, self.memory, self.activated = (state[first:] for state in states)
-        self.dropout_mask, self.width = mask, self.activated.size(1)
+    def __init__(self, plan: RunPlan, rows: RunRows, *, inner: bool) -> None:
+        self.plan = plan
+        self.inner = inner
+        self.gathered = rows.gathered
+        self.sums = rows.sums
+        self.all_hidden = rows.hidden
+        self.all_memory = rows.memory
+        self.width = rows.memory.size(1)
+        self.dropout_mask = plan.dropout_mask  # factors of u
+        if not inner:
+            self.hidden = rows.leaf_hidden
+            self.memory = rows.leaf_memory
+            self.activated = rows.leaf_activated
+            return
+        first = 1 + plan.leaves
+        self.hidden = rows.hidden[first:]
+        self.memory = rows.memory[first:]
+        self.activated = rows.activated[first:]
+        if plan.dropout_mask is not None:
+            self.dropout_mask = plan.dropout_mask[plan.leaves :]
 
-    def mask_of(self, block: Block) -> Tensor | None:
+    def mask_of(self, block: NodeBlock) -> Tensor | None:
         """The factors of u of a block."""
         return None if self.dropout_mask is None else self.dropout_mask[block.nodes]
 
-    def child_starts(self, block: Block) -> Tensor:
+    def child_starts(self, block: NodeBlock) -> Tensor:
         """Where the children of each node begin, counted from the block's first child."""
         return self.plan.child_start[block.nodes] - block.edge
 
-    def gather(self, block: Block) -> None:
+    def gather(self, block: NodeBlock) -> None:
         """Gather h of the children of a block, and sum it per node if ``sums`` is given."""
-        gathered, index = self.gathered[block.children], self.plan.children[block.children]
+        gathered = self.gathered[block.children]
+        index = self.plan.children[block.children]
         torch.index_select(self.all_hidden, 0, index, out=gathered)
         if self.sums is not None:
             self.sums[block.nodes] = self._sum_children(block, gathered)
 
-    def forward(self, block: Block, gates: Gates, own: Tensor | None = None) -> None:
+    def forward(self, block: NodeBlock, gates: Gates, own: Tensor | None = None) -> None:
         """Activate products to gates in place, and write the states of a block.
 
         ``own`` is W x of the nodes with an input, which come first, if it is not yet added.
         """
-        here, mask, width = block.nodes, self.mask_of(block), self.width
-        memory, activated = self.memory[here], self.activated[here]
+        mask = self.mask_of(block)
+        hidden = self.hidden[block.nodes]
+        memory = self.memory[block.nodes]
+        activated = self.activated[block.nodes]
         if own is not None:
             self._add_inputs(block, gates, own)
-        u, i, o = gates.rows[:, : 3 * width].chunk(3, 1)
+        u, i, o = gates.rows[:, : 3 * self.width].chunk(3, 1)
         # tanh(x) is 2 sigmoid(2x) - 1, and on CPUs sigmoid is faster.
         u *= 2
         gates.rows.sigmoid_()
@@ -556,14 +598,16 @@ class TorchGates:
             torch.mul(i, candidate, out=memory)
         torch.mul(memory, 2, out=activated)
         _finish_tanh(activated.sigmoid_())
-        torch.mul(o, activated, out=self.hidden[here])
+        torch.mul(o, activated, out=hidden)
 
-    def _add_inputs(self, block: Block, gates: Gates, own: Tensor) -> None:
-        filled, last, forget = own.size(0), 3 * self.width, gates.forget_of(self.width)
+    def _add_inputs(self, block: NodeBlock, gates: Gates, own: Tensor) -> None:
+        filled = own.size(0)
+        last = 3 * self.width
+        forget = gates.forget_of(self.width)
         gates.rows[:filled, :last] += own[:, :last]
         if gates.forget is None:
-            given = forget[:filled]
-            given += own[:, None, last:]
+            of_filled = forget[:filled]
+            of_filled += own[:, None, last:]
             return
         if filled < block.size:
             # Nodes without an input come last; their children read a row of zeros.
@@ -571,65 +615,72 @@ class TorchGates:
         node = self.plan.segment_ids_of(block).clamp(max=filled)
         forget += own[:, last:].index_select(0, node)
 
-    def _sum_memory(self, block: Block, gates: Gates, memory: Tensor) -> None:
+    def _sum_memory(self, block: NodeBlock, gates: Gates, memory: Tensor) -> None:
         """Write the sum of f * c over the children of each node."""
-        forget, before = gates.forget_of(self.width), self._children_memory(block)
+        forget = gates.forget_of(self.width)
+        before = self._children_memory(block)
         if gates.forget is not None:
             memory.copy_(self._sum_children(block, before.mul_(forget)))
             return
-        parts, cells = forget.unbind(1), before.view(forget.shape).unbind(1)
-        torch.mul(parts[0], cells[0], out=memory)
-        for part, cell in zip(parts[1:], cells[1:], strict=True):
-            memory.addcmul_(part, cell)
+        of_slots = list(zip(forget.unbind(1), before.view(forget.shape).unbind(1), strict=True))
+        torch.mul(*of_slots[0], out=memory)
+        for f, c in of_slots[1:]:
+            memory.addcmul_(f, c)
 
-    def _children_memory(self, block: Block) -> Tensor:
+    def _children_memory(self, block: NodeBlock) -> Tensor:
         return torch.index_select(self.all_memory, 0, self.plan.children[block.children])
 
-    def _sum_children(self, block: Block, rows: Tensor) -> Tensor:
+    def _sum_children(self, block: NodeBlock, rows: Tensor) -> Tensor:
         return sum_segments(rows, self.plan.numbers[: rows.size(0)], self.child_starts(block))
 
-    def backward(self, block: Block, gates: Gates, given: StateGradients, grads: Gates) -> None:
+    def backward(
+        self, block: NodeBlock, gates: Gates, incoming: StateGradients, grads: Gates
+    ) -> None:
         """Write the gradients of products, and for inner nodes those of the children's c."""
-        tanh_backward, mask, width = _TANH_BACKWARD, self.mask_of(block), self.width
+        width = self.width
+        mask = self.mask_of(block)
         activated = self.activated[block.nodes]
         u, i, o = gates.rows[:, : 3 * width].chunk(3, 1)
         to_u, to_i, to_o = grads.rows[:, : 3 * width].chunk(3, 1)
-        hidden, memory = given.read(block.nodes)
+        hidden, memory = incoming.read(block.nodes)
         torch.mul(hidden, activated, out=to_o)
         hidden.mul_(o)
-        memory += tanh_backward(hidden, activated, grad_input=hidden)
+        memory += _TANH_BACKWARD(hidden, activated, grad_input=hidden)
         candidate = memory if mask is None else memory * mask
         torch.mul(candidate, i, out=to_u)
         torch.mul(candidate, u, out=to_i)
         if grads.child_memory is not None:
             self._to_children(block, gates, memory, grads, grads.child_memory)
-        tanh_backward(to_u, u, grad_input=to_u)
+        _TANH_BACKWARD(to_u, u, grad_input=to_u)
         _through_sigmoid(grads.rows[:, width:], gates.rows[:, width:])
         if grads.forget is not None and gates.forget is not None:
             _through_sigmoid(grads.forget, gates.forget)
 
     def _to_children(
-        self, block: Block, gates: Gates, memory: Tensor, grads: Gates, to_memory: Tensor
+        self, block: NodeBlock, gates: Gates, memory: Tensor, grads: Gates, to_memory: Tensor
     ) -> None:
         """Write the gradients of f after activation, and of the children's c."""
-        forget, before = gates.forget_of(self.width), self._children_memory(block)
+        forget = gates.forget_of(self.width)
+        before = self._children_memory(block)
         if gates.forget is not None:
             memory = torch.index_select(memory, 0, self.plan.segment_ids_of(block))
         else:
-            memory, before = memory[:, None], before.view(forget.shape)
+            memory = memory[:, None]
+            before = before.view(forget.shape)
         torch.mul(memory, before, out=grads.forget_of(self.width))
         torch.mul(memory, forget, out=to_memory.view(forget.shape))
 
-    def sum_equal(self, given: StateGradients, cell: Tensor, cells: int) -> StateGradients:
+    def sum_equal(self, incoming: StateGradients, cell: Tensor, cells: int) -> StateGradients:
         """Sum the gradients of equal leaves, always in the same order."""
-        hidden, memory = given.read(slice(0, cell.size(0)))
         # By sorting, as adding rows in any order would not be reproducible on GPUs.
         order = cell.argsort(stable=True)
         # Not with bincount, which waits for the device to find the largest number.
         counts = cell.new_zeros(cells).index_add_(0, cell, torch.ones_like(cell))
         starts = counts.cumsum(0) - counts
-        hidden, memory = (sum_segments(rows, order, starts) for rows in (hidden, memory))
-        return StateGradients(hidden, memory)
+        hidden, memory = incoming.read(slice(0, cell.size(0)))
+        return StateGradients(
+            sum_segments(hidden, order, starts), sum_segments(memory, order, starts)
+        )
 
 
 def _finish_tanh(activated: Tensor) -> None:
@@ -639,3 +690,23 @@ def _finish_tanh(activated: Tensor) -> None:
 
 def _through_sigmoid(grads: Tensor, gates: Tensor) -> None:
     torch.ops.aten.sigmoid_backward.grad_input(grads, gates, grad_input=grads)
+
+
+def _check_inputs(
+    schedule: Levels, leaf_inputs: int, leaf_inverse: Tensor | None, device: torch.device
+) -> None:
+    """Check that input rows, and the numbers of those that leaves share, fit a schedule."""
+    leaves = leaf_inputs if leaf_inverse is None else leaf_inverse.size(0)
+    fits = leaves == schedule.level_inputs[0] and leaf_inputs >= 0
+    if not fits or schedule.device != device:
+        problem = "tree_lstm: the schedule does not fit the input rows"
+        expected = f"{schedule.level_inputs[0]} leaves with an input, on {schedule.device}"
+        got = f"{leaves} leaves, on {device}"
+        hint = "rows in the order of schedule.input_node; batch.to(device)"
+        raise mismatch(ValueError, problem, expected, got, hint=hint)
+    if leaf_inverse is not None and type(leaf_inverse) is Tensor and leaf_inverse.is_cpu:
+        rows = array_of(leaf_inverse)
+        if rows.size and not 0 <= rows.min() <= rows.max() < leaf_inputs:
+            problem = "tree_lstm: leaf_inverse is out of range"
+            got = f"{rows.min()} to {rows.max()}"
+            raise mismatch(ValueError, problem, f"below {leaf_inputs}", got)

@@ -91,11 +91,11 @@ def _product(rows: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor
     size = rows.size(0)
     if not packs(weight, _PACKS * size):
         return functional.linear(rows, weight, bias)
-    product = RowProduct(weight, bias, rows=_PACKS * size)
-    found = rows.new_empty(size, weight.size(0))
+    multiply = RowProduct(weight, bias, rows=_PACKS * size)
+    product = rows.new_empty(size, weight.size(0))
     for first in range(0, size, BLOCK):
-        found[first : first + BLOCK] = product(rows, first, min(BLOCK, size - first))
-    return found
+        product[first : first + BLOCK] = multiply(rows, first, min(BLOCK, size - first))
+    return product
 
 
 class _Shared(Function):

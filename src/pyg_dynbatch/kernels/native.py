@@ -10,11 +10,11 @@ from torch import Tensor
 from pyg_dynbatch.core.native import is_native, loaded_extension
 from pyg_dynbatch.kernels.blocks import (
     BLOCK,
-    Block,
     Gates,
     Kernel,
-    Plan,
-    Rows,
+    NodeBlock,
+    RunPlan,
+    RunRows,
     StateGradients,
     TorchGates,
 )
@@ -24,7 +24,7 @@ from pyg_dynbatch.kernels.products import RowProduct, chosen_products
 _WORTH_COPYING = 16
 
 
-def runs_at_once(plan: Plan, weights: Sequence[Tensor]) -> bool:
+def runs_at_once(plan: RunPlan, weights: Sequence[Tensor]) -> bool:
     """Choose whether C runs a whole schedule in one call, with products of its own."""
     if plan.precision is not None or not plan.schedule.single_parent or not is_native(*weights):
         return False
@@ -35,7 +35,7 @@ def runs_at_once(plan: Plan, weights: Sequence[Tensor]) -> bool:
 class NativeGates(TorchGates):
     """Compute the gates of blocks in C."""
 
-    def __init__(self, plan: Plan, rows: Rows, *, inner: bool) -> None:
+    def __init__(self, plan: RunPlan, rows: RunRows, *, inner: bool) -> None:
         super().__init__(plan, rows, inner=inner)
         self.native = loaded_extension()
         self.threads = torch.get_num_threads()
@@ -48,21 +48,23 @@ class NativeGates(TorchGates):
             cells=self.all_memory, gathered=self.gathered, sums=self.sums,
         )  # fmt: skip
 
-    def gather(self, block: Block) -> None:
+    def gather(self, block: NodeBlock) -> None:
         """Gather h of the children of a block, and sum it per node if ``sums`` is given."""
         self.native.tree_lstm_gather(self.nodes, *block[:4], self.threads)
 
-    def forward(self, block: Block, gates: Gates, own: Tensor | None = None) -> None:
+    def forward(self, block: NodeBlock, gates: Gates, own: Tensor | None = None) -> None:
         """Activate products to gates in place, and write the states of a block."""
         self.native.tree_lstm_forward(
             self.nodes, *block[:4], gates.rows, gates.forget, own, block.filled, self.threads
         )
 
-    def backward(self, block: Block, gates: Gates, given: StateGradients, grads: Gates) -> None:
+    def backward(
+        self, block: NodeBlock, gates: Gates, incoming: StateGradients, grads: Gates
+    ) -> None:
         """Write the gradients of products, and for inner nodes those of the children's c."""
         self.native.tree_lstm_backward(
             self.nodes,
-            _incoming(given),
+            _packed(incoming),
             *block[:4],
             gates.rows,
             gates.forget,
@@ -72,13 +74,13 @@ class NativeGates(TorchGates):
             self.threads,
         )
 
-    def sum_equal(self, given: StateGradients, cell: Tensor, cells: int) -> StateGradients:
+    def sum_equal(self, incoming: StateGradients, cell: Tensor, cells: int) -> StateGradients:
         """Sum the gradients of equal leaves, always in the same order."""
-        width = given.hidden.size(1)
+        width = incoming.hidden.size(1)
         cell = cell.contiguous()
-        hidden, memory = (given.hidden.new_zeros(cells, width) for _ in range(2))
+        hidden, memory = (incoming.hidden.new_zeros(cells, width) for _ in range(2))
         self.native.tree_lstm_sum_equal(
-            _incoming(given), cell, cell.size(0), width, hidden, memory, self.threads
+            _packed(incoming), cell, cell.size(0), width, hidden, memory, self.threads
         )
         return StateGradients(hidden, memory)
 
@@ -86,10 +88,10 @@ class NativeGates(TorchGates):
 class NativeKernel(Kernel):
     """Run a whole schedule in one call of C each way."""
 
-    def forward(self, plan: Plan, inputs: Tensor, weights: Sequence[Tensor]) -> Rows:
+    def forward(self, plan: RunPlan, inputs: Tensor, weights: Sequence[Tensor]) -> RunRows:
         """Compute all nodes; in inference, the gates are those of the last block alone."""
         weight_input, weight_hidden, bias = map(_plain, weights)
-        rows = Rows.of(plan, bias, bias.size(0) // 4)
+        rows = RunRows.of(plan, bias, bias.size(0) // 4)
         rows = rows._replace(aligned_weight=_aligned(weight_hidden, plan.inner))
         features = inputs.size(1)
         filled = inputs[plan.leaf_inputs :]
@@ -108,13 +110,13 @@ class NativeKernel(Kernel):
         return rows
 
     def backward(
-        self, plan: Plan, rows: Rows, weight_hidden: Tensor, given: StateGradients
+        self, plan: RunPlan, rows: RunRows, weight_hidden: Tensor, incoming: StateGradients
     ) -> tuple[Gates, Tensor]:
         """Go from the roots to the leaves; return gradients before activation."""
         width = rows.memory.size(1)
         grads = rows.new_gates()
         leaf_grads = torch.empty_like(rows.leaf_gates)
-        to_hidden, to_memory = given.buffers(0, plan.slots)
+        to_hidden, to_memory = incoming.buffers(0, plan.slots)
         to_sums = None
         if plan.ragged:
             widest = max(plan.schedule.level_sizes[1:], default=0)
@@ -122,31 +124,31 @@ class NativeKernel(Kernel):
         of_cells = None
         if plan.leaf_inverse is not None:
             hidden, memory = (rows.memory.new_zeros(plan.leaf_cells, width) for _ in range(2))
-            of_cells = _incoming(StateGradients(hidden, memory))
+            of_cells = _packed(StateGradients(hidden, memory))
         loaded_extension().tree_lstm_backward_run(
-            **_fields(plan, rows, _plain(weight_hidden)), keeps=True, given=_incoming(given),
+            **_fields(plan, rows, _plain(weight_hidden)), keeps=True, given=_packed(incoming),
             of_cells=of_cells, leaf_grads=leaf_grads, grads=grads.rows, to_forget=grads.forget,
             to_hidden=to_hidden, to_memory=to_memory, to_sums=to_sums,
         )  # fmt: skip
         return grads, leaf_grads
 
 
-def _incoming(given: StateGradients) -> bytes:
+def _packed(incoming: StateGradients) -> bytes:
     """The gradients of states, as C reads them; they must be kept alive."""
-    of_h, of_c = given.outside
-    incoming: bytes = loaded_extension().tree_lstm_incoming(
-        hidden=given.hidden, memory=given.memory, place=given.place,
+    of_h, of_c = incoming.outside
+    struct: bytes = loaded_extension().tree_lstm_incoming(
+        hidden=incoming.hidden, memory=incoming.memory, place=incoming.place,
         outside_hidden=of_h, outside_hidden_row=0 if of_h is None else of_h.stride(0),
         outside_memory=of_c, outside_memory_row=0 if of_c is None else of_c.stride(0),
     )  # fmt: skip
-    return incoming
+    return struct
 
 
 def _mask(mask: Tensor | None, like: Tensor) -> Tensor | None:
     return None if mask is None else mask.to(like.dtype).contiguous()
 
 
-def _fields(plan: Plan, rows: Rows, weight_hidden: Tensor) -> dict[str, Any]:
+def _fields(plan: RunPlan, rows: RunRows, weight_hidden: Tensor) -> dict[str, Any]:
     """The fields of ``struct run`` that both ways read."""
     schedule = plan.schedule
     return {

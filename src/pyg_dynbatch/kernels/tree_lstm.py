@@ -21,8 +21,8 @@ from pyg_dynbatch.kernels.blocks import (
     BlockKernel,
     Gates,
     Kernel,
-    Plan,
-    Rows,
+    RunPlan,
+    RunRows,
     StateGradients,
     TorchGates,
     operand_of,
@@ -33,25 +33,40 @@ from pyg_dynbatch.kernels.products import RowProduct, sum_rows, weight_gradient
 
 
 def tree_lstm(
-    schedule: Levels, inputs: Tensor, weights: Sequence[Tensor], **options: Any
+    schedule: Levels,
+    inputs: Tensor,
+    weights: Sequence[Tensor],
+    *,
+    leaf_inverse: Tensor | None = None,
+    dropout_mask: Tensor | None = None,
+    level_order: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Run a Tree-LSTM over all levels of a schedule, which has the arity of the cell.
 
-    ``inputs`` are as for ``RecursiveCell.run_schedule``, ``weights`` the cell's ``weight_input``,
-    ``weight_hidden`` and ``bias``, and ``options`` those of :meth:`Plan.of`; the precision of
-    products is that of autocast, if it is enabled.
+    Arguments are as for ``RecursiveCell.run_schedule``; ``weights`` are the cell's
+    ``weight_input``, ``weight_hidden`` and ``bias``, and ``dropout_mask`` factors of u, one row per
+    node. The precision of products is that of autocast, if it is enabled.
     """
     device = inputs.device.type
+    precision = None
     if torch.is_autocast_enabled(device) and weights[2].dtype != torch.float64:
-        options.setdefault("precision", torch.get_autocast_dtype(device))
+        precision = torch.get_autocast_dtype(device)
     keeps = torch.is_grad_enabled() and any(each.requires_grad for each in (inputs, *weights))
-    plan = Plan.of(schedule, inputs, keeps=keeps, **options)
+    plan = RunPlan.of(
+        schedule,
+        inputs,
+        leaf_inverse=leaf_inverse,
+        dropout_mask=dropout_mask,
+        precision=precision,
+        level_order=level_order,
+        keeps=keeps,
+    )
     _check_weights(plan, inputs, weights)
     inputs = inputs.contiguous()
     kernel = choose_kernel(plan, inputs, weights)
     if keeps:
-        found: tuple[Tensor, Tensor] = _TreeLSTM.apply(plan, kernel, inputs, *weights)
-        return found
+        states: tuple[Tensor, Tensor] = _TreeLSTM.apply(plan, kernel, inputs, *weights)
+        return states
     return _forward(plan, kernel, inputs, weights)[0]
 
 
@@ -61,21 +76,16 @@ def in_gate_order(iou: Tensor, f: Tensor) -> Tensor:
     return torch.cat([u, io, f])
 
 
-def _check_weights(plan: Plan, inputs: Tensor, weights: Sequence[Tensor]) -> None:
-    """Check what kernels read by address: ``functional_call`` can replace any weight."""
-    width, slots = weights[2].size(0) // 4, 1 if plan.ragged else plan.arity
-    shapes = (4 * width, inputs.size(1)), ((3 + slots) * width, slots * width), (4 * width,)
-    for weight, shape in zip(weights, shapes, strict=True):
-        same = plan.precision is not None or weight.dtype == inputs.dtype
-        if weight.shape != shape or not same or weight.device != inputs.device:
-            wanted = f"{inputs.dtype}{list(shape)} on {inputs.device}, as inputs and other weights"
-            what, got = "Tree-LSTM: a weight does not fit", describe_value(weight)
-            raise mismatch(ValueError, what, wanted, f"{got} on {weight.device}")
+def choose_kernel(plan: RunPlan, inputs: Tensor, weights: Sequence[Tensor]) -> Kernel:
+    """Choose what runs a schedule, once per call."""
+    if not is_native(inputs):
+        return BlockKernel(TorchGates)
+    return NativeKernel() if runs_at_once(plan, weights) else BlockKernel(NativeGates)
 
 
 def _forward(
-    plan: Plan, kernel: Kernel, inputs: Tensor, weights: Sequence[Tensor]
-) -> tuple[tuple[Tensor, Tensor], Rows]:
+    plan: RunPlan, kernel: Kernel, inputs: Tensor, weights: Sequence[Tensor]
+) -> tuple[tuple[Tensor, Tensor], RunRows]:
     """Return h and c in the requested order, and all rows of the run."""
     with without_autocast(inputs):
         rows = kernel.forward(plan, inputs, weights)
@@ -84,9 +94,10 @@ def _forward(
 
 class _TreeLSTM(Function):
     @staticmethod
-    def forward(ctx: Any, plan: Plan, kernel: Kernel, inputs: Tensor, *weights: Tensor) -> Any:
+    def forward(ctx: Any, plan: RunPlan, kernel: Kernel, inputs: Tensor, *weights: Tensor) -> Any:
         states, rows = _forward(plan, kernel, inputs, weights)
-        ctx.plan, ctx.kernel = plan, kernel
+        ctx.plan = plan
+        ctx.kernel = kernel
         ctx.save_for_backward(inputs, *weights[:2], *rows.kept)
         ctx.set_materialize_grads(False)
         return states
@@ -94,29 +105,37 @@ class _TreeLSTM(Function):
     @staticmethod
     def backward(ctx: Any, grad_h: Tensor | None, grad_c: Tensor | None) -> Any:
         check_backward((grad_h, grad_c))
-        plan: Plan = ctx.plan
+        plan: RunPlan = ctx.plan
         # Hooks on saved tensors may have changed the layout.
-        saved: list[Any] = [e if e is None else e.contiguous() for e in ctx.saved_tensors]
-        (inputs, weight_input, weight_hidden), rows = saved[:3], Rows(*saved[3:])
+        saved: list[Any] = [
+            None if part is None else part.contiguous() for part in ctx.saved_tensors
+        ]
+        inputs, weight_input, weight_hidden = saved[:3]
+        rows = RunRows(*saved[3:])
+        needs_inputs, _, needs_hidden, _ = ctx.needs_input_grad[2:]
+        grad_inputs = torch.empty_like(inputs) if needs_inputs else None
+        grad_hidden = None
         with without_autocast(inputs):
-            given = StateGradients.of_results(plan, grad_h, grad_c, rows.memory)
-            grads, of_leaves = ctx.kernel.backward(plan, rows, weight_hidden, given)
-            needed = ctx.needs_input_grad[2:]
-            grad_inputs = torch.empty_like(inputs) if needed[0] else None
-            read = inputs, weight_input, grad_inputs
-            grad_weight, grad_bias = _input_gradients(plan, grads, of_leaves, *read)
-            grad_hidden = None
-            if needed[2]:
-                operand = operand_of(plan, rows)
-                grad_hidden = weight_gradient(grads.rows, operand, plan.precision)
-                if grads.forget is not None:
-                    of_forget = weight_gradient(grads.forget, rows.gathered, plan.precision)
-                    grad_hidden = torch.cat([grad_hidden, of_forget])
-            return None, None, grad_inputs, grad_weight, grad_hidden, grad_bias
+            incoming = StateGradients.of_results(plan, grad_h, grad_c, rows.memory)
+            grads, of_leaves = ctx.kernel.backward(plan, rows, weight_hidden, incoming)
+            grad_weight, grad_bias = _input_gradients(
+                plan, grads, of_leaves, inputs, weight_input, grad_inputs
+            )
+            if needs_hidden:
+                grad_hidden = _hidden_gradient(plan, grads, rows)
+        return None, None, grad_inputs, grad_weight, grad_hidden, grad_bias
+
+
+def _hidden_gradient(plan: RunPlan, grads: Gates, rows: RunRows) -> Tensor:
+    """Compute the gradient of the weight of h."""
+    of_rows = weight_gradient(grads.rows, operand_of(plan, rows), plan.precision)
+    if grads.forget is None:
+        return of_rows
+    return torch.cat([of_rows, weight_gradient(grads.forget, rows.gathered, plan.precision)])
 
 
 def _input_gradients(
-    plan: Plan,
+    plan: RunPlan,
     grads: Gates,
     of_leaves: Tensor,
     inputs: Tensor,
@@ -124,13 +143,15 @@ def _input_gradients(
     grad_inputs: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
     """Compute the gradients of the inputs' weight and the bias, and write those of the inputs."""
-    own, read = slice(0, of_leaves.size(1)), slice(0, plan.leaf_inputs)
-    width, grad_weight = own.stop // 3, torch.empty_like(weight)
+    width = of_leaves.size(1) // 3
+    own = slice(0, 3 * width)
+    leaves = slice(0, plan.leaf_inputs)
+    grad_weight = torch.empty_like(weight)
     # Leaves have no forget gates.
     grad_weight[own.stop :] = 0
-    weight_gradient(of_leaves[read], inputs[read], plan.precision, grad_weight[own])
+    weight_gradient(of_leaves[leaves], inputs[leaves], plan.precision, grad_weight[own])
     if grad_inputs is not None:
-        _write_input_gradients(plan, of_leaves, weight[own], grad_inputs[read])
+        _write_input_gradients(plan, of_leaves, weight[own], grad_inputs[leaves])
     if inputs.size(0) > plan.leaf_inputs:
         of_inner = _input_product_gradients(plan, grads, width)
         if grad_inputs is not None:
@@ -144,7 +165,7 @@ def _input_gradients(
     return grad_weight, grad_bias
 
 
-def _write_input_gradients(plan: Plan, grads: Tensor, weight: Tensor, out: Tensor) -> None:
+def _write_input_gradients(plan: RunPlan, grads: Tensor, weight: Tensor, out: Tensor) -> None:
     """Write ``grads @ weight``, block by block."""
     product = RowProduct(weight.t(), precision=plan.precision, rows=out.size(0))
     for first in range(0, out.size(0), plan.block):
@@ -152,14 +173,14 @@ def _write_input_gradients(plan: Plan, grads: Tensor, weight: Tensor, out: Tenso
         product.into(out[first : first + size], grads, first, size)
 
 
-def _input_product_gradients(plan: Plan, grads: Gates, width: int) -> Tensor:
+def _input_product_gradients(plan: RunPlan, grads: Gates, width: int) -> Tensor:
     """The gradients of ``W x`` of the inner nodes with an input: all children share that of f."""
     rows = grads.rows
     if grads.forget is not None:
         rows = torch.cat([rows, sum_segments(grads.forget, plan.numbers, plan.child_start)], 1)
     if any(block.filled != block.size for block in plan.blocks):
-        parts = [rows[b.first : b.first + b.filled] for b in plan.blocks if b.filled]
-        rows = torch.cat(parts) if parts else rows[:0]
+        filled = [rows[b.first : b.first + b.filled] for b in plan.blocks if b.filled]
+        rows = torch.cat(filled) if filled else rows[:0]
     return rows if grads.forget is not None else _fold_forget(rows, width)
 
 
@@ -171,8 +192,17 @@ def _fold_forget(grads: Tensor, width: int) -> Tensor:
     return folded
 
 
-def choose_kernel(plan: Plan, inputs: Tensor, weights: Sequence[Tensor]) -> Kernel:
-    """Choose what runs a schedule, once per call."""
-    if not is_native(inputs):
-        return BlockKernel(TorchGates)
-    return NativeKernel() if runs_at_once(plan, weights) else BlockKernel(NativeGates)
+def _check_weights(plan: RunPlan, inputs: Tensor, weights: Sequence[Tensor]) -> None:
+    """Check what kernels read by address: ``functional_call`` can replace any weight."""
+    width = weights[2].size(0) // 4
+    slots = 1 if plan.ragged else plan.arity
+    shapes = (4 * width, inputs.size(1)), ((3 + slots) * width, slots * width), (4 * width,)
+    for weight, shape in zip(weights, shapes, strict=True):
+        has_dtype = plan.precision is not None or weight.dtype == inputs.dtype
+        if weight.shape != shape or not has_dtype or weight.device != inputs.device:
+            problem = "Tree-LSTM: a weight does not fit"
+            expected = (
+                f"{inputs.dtype}{list(shape)} on {inputs.device}, as inputs and other weights"
+            )
+            got = f"{describe_value(weight)} on {weight.device}"
+            raise mismatch(ValueError, problem, expected, got)
