@@ -65,14 +65,13 @@ DEFINED_SEVERAL_TIMES = {
     "Operation": 2,
     "Part": 2,
     "Record": 2,
-    "Rows": 5,
+    "Rows": 4,
     "Run": 2,
     "Site": 2,
     "Table": 2,
     "Value": 2,
     "Values": 2,
     "_Below": 2,
-    "_Linear": 2,
     "_Record": 2,
 }
 # The name of a class or alias, unlike a constant and most type variables.

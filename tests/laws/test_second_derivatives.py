@@ -97,7 +97,7 @@ CASES: dict[str, Callable[[], Case]] = {
     "kernels.linear._Linear": own_weight,
     "kernels.linear._Shared": shared_weight,
     "kernels.tree_lstm._TreeLSTM": lambda: of_layer(NaryTreeLSTM(3, 2), EDGES),
-    "nn.pairs._Linear": lambda: (lambda x: pair_sum(x, PAIRS), rows((7, 2))),
+    "nn.pairs._PairMap": lambda: (lambda x: pair_sum(x, PAIRS), rows((7, 2))),
     "nn.pairs._OrderReLU": lambda: (lambda x: order_relu(x, PAIRS), rows((4, 2))),
     "nn.pairs._PairLayers": lambda: of_layer(WeaveStack(3, 2, 2), torch.eye(2).double(), CODED),
     "nn.readout._Histogram": lambda: of_layer(GaussianHistogramAggregation()),

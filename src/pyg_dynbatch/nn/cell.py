@@ -3,9 +3,9 @@
 import inspect
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any, ClassVar, NoReturn
+from typing import Any, ClassVar, NamedTuple, NoReturn
 
 import torch
 from jaxtyping import Float, Int
@@ -14,7 +14,7 @@ from torch.nn import functional
 from torch.utils._pytree import tree_map, tree_map_only
 from torch_geometric.nn.inits import reset
 
-from pyg_dynbatch.core.errors import checked_count, checked_range, mismatch
+from pyg_dynbatch.core.errors import checked_count, checked_range, count_or_none, mismatch
 from pyg_dynbatch.core.levels import Levels
 from pyg_dynbatch.core.operation import calls_only
 from pyg_dynbatch.core.row_buffer import Pick, RowBuffer, new_token
@@ -22,10 +22,6 @@ from pyg_dynbatch.core.types import RaggedRows, TensorType
 from pyg_dynbatch.kernels.tree_lstm import tree_lstm
 
 States = tuple[Tensor, ...]
-
-# On a CPU the rows of one call of the cell have at most this many bytes of states, so that what the
-# cell computes in between, several times as much, stays in the cache.
-_BLOCK_BYTES = 2**22
 
 # Methods of a cell that may be overridden without changing its states.
 _NO_MATHEMATICS = ("__init__", "extra_repr", "reset_parameters", "run_schedule")
@@ -60,7 +56,7 @@ class RecursiveCell(nn.Module, ABC):
     state_channels: tuple[int, ...]
     """Width of each part of a state; the first part is the hidden row, which is the default."""
 
-    _scheduled: ClassVar[dict[str, Any]] = {}
+    _scheduled: ClassVar[dict[str, Callable[..., Any]]] = {}
     """The methods whose results :meth:`run_schedule` computes, as its class found them."""
 
     def __init_subclass__(cls, **options: Any) -> None:
@@ -82,14 +78,15 @@ class RecursiveCell(nn.Module, ABC):
         recurrent_dropout: float = 0.0,
     ) -> None:
         super().__init__()
-        counts = {"in_channels": in_channels, "out_channels": out_channels, "arity": arity}
-        for name, value in counts.items():
-            if name != "arity" or value is not None:
-                checked_count(f"{type(self).__name__}: {name}", value)
-        checked_range(f"{type(self).__name__}: recurrent_dropout", recurrent_dropout, "[0, 1)")
-        self.in_channels, self.out_channels, self.arity = in_channels, out_channels, arity
+        name = type(self).__name__
+        self.in_channels = checked_count(f"{name}: in_channels", in_channels)
+        self.out_channels = checked_count(f"{name}: out_channels", out_channels)
+        self.arity = count_or_none(f"{name}: arity", arity)
+        self.recurrent_dropout = checked_range(
+            f"{name}: recurrent_dropout", recurrent_dropout, "[0, 1)"
+        )
         self.state_channels = (out_channels,)
-        self.recurrent_dropout, self._has_gates = recurrent_dropout, gates > 0
+        self._has_gates = gates > 0
         if gates:
             self.weight_input = nn.Parameter(torch.empty(gates * out_channels, in_channels))
             self.bias = nn.Parameter(torch.empty(gates * out_channels))
@@ -187,207 +184,47 @@ class RecursiveCell(nn.Module, ABC):
             ValueError: If the number of children is not the arity.
         """
         if children and isinstance(children[0], RaggedRows):
-            rows, size = children[0].rows, children[0].num_calls
-            parts = rows if isinstance(rows, tuple) else (rows,)
-            ragged = RaggedRows(parts, children[0].segment_ids, size)
-            own = self.no_input(parts[0]).expand(size, -1) if x is None else self.project(x)
-            return _single_or_tuple(self.step(own, ragged))
+            return _single_or_tuple(self._step_of_ragged(x, children[0]))
         listed = children[0] if children and self.arity is None else children
-        states = [c if c is None or isinstance(c, tuple) else (c,) for c in listed]
-        if states and len(states) != (self.arity or len(states)):
-            what = f"{type(self).__name__}: wrong number of children"
-            raise mismatch(ValueError, what, f"{self.arity}, None where missing", len(states))
-        like = next((s[0] for s in states if s is not None), None) if x is None else x
-        if like is None:
-            what = f"{type(self).__name__}: neither an input nor a child"
-            raise mismatch(TypeError, what, "cell(x), cell(x, *children) or cell(None, *children)")
+        states = [state if state is None else _as_tuple(state) for state in listed]
+        like = _checked_call(self, x, states)
         if like.dim() == 1:  # one node
             rows = tree_map_only(Tensor, lambda row: row[None], (x, *children))
             return tree_map(lambda part: part[0], RecursiveCell.forward(self, *rows))
         return _single_or_tuple(self._step_of_rows(x, states, like))
 
-    def _step_of_rows(self, x: Tensor | None, states: list[Any], like: Tensor) -> States:
+    def _step_of_ragged(self, x: Tensor | None, children: RaggedRows) -> States:
+        """Step from all states of children at once."""
+        rows = _as_tuple(children.rows)
+        size = children.num_calls
+        own = self.no_input(rows[0]).expand(size, -1) if x is None else self.project(x)
+        return self.step(own, children._replace(rows=rows))
+
+    def _step_of_rows(
+        self, x: Tensor | None, states: Sequence[States | None], like: Tensor
+    ) -> States:
         """Arrange the states of children, and step."""
-        present, size = [s for s in states if s is not None], like.size(0)
+        present = [state for state in states if state is not None]
         if x is not None and not present:
             return self.leaf(x)
+        size = like.size(0)
         own = self.no_input(like).expand(size, -1) if x is None else self.project(x)
         if self.arity is None:
             parts = tuple(torch.cat(part) for part in zip(*present, strict=True))
             segment_ids = torch.arange(size, device=like.device).repeat(len(present))
             return self.step(own, RaggedRows(parts, segment_ids, size))
         zeros = tuple(torch.zeros_like(part) for part in present[0])
-        each = [zeros if s is None else s for s in states]
-        return self.step(own, tuple(torch.stack(part, 1) for part in zip(*each, strict=True)))
+        slots = [zeros if state is None else state for state in states]
+        return self.step(own, tuple(torch.stack(part, 1) for part in zip(*slots, strict=True)))
 
     def __prepare_scriptable__(self) -> NoReturn:
-        what = f"{type(self).__name__}: torch.jit.script does not support *children"
-        raise mismatch(RuntimeError, what, hint="torch.jit.trace(cell, (x, *children))")
+        problem = f"{type(self).__name__}: torch.jit.script does not support *children"
+        raise mismatch(RuntimeError, problem, hint="torch.jit.trace(cell, (x, *children))")
 
     def extra_repr(self) -> str:
         """Show the widths."""
         arity = "" if self.arity is None else f", arity={self.arity}"
         return f"{self.in_channels}, {self.out_channels}{arity}"
-
-
-def _single_or_tuple(states: States) -> Any:
-    return states if len(states) > 1 else states[0]
-
-
-def spread_rows(inputs: Tensor, leaf_inverse: Tensor | None, schedule: Levels) -> Tensor:
-    """Copy the input row that equal leaves share to each of them."""
-    if leaf_inverse is None:
-        return inputs
-    shared = inputs.size(0) - sum(schedule.level_inputs[1:])
-    return torch.cat([inputs.index_select(0, leaf_inverse), inputs[shared:]])
-
-
-def run_at_once(
-    cell: RecursiveCell,
-    schedule: Levels,
-    inputs: Tensor,
-    leaf_inverse: Tensor | None = None,
-    level_order: bool = False,
-) -> States | None:
-    """Run a whole schedule in the cell's faster way, unless its calls compute something else."""
-    if not calls_only(cell, **cell._scheduled):
-        return None
-    return cell.run_schedule(schedule, inputs, leaf_inverse, level_order)
-
-
-def run_levels(
-    cell: RecursiveCell,
-    schedule: Levels,
-    inputs: Float[Tensor, "input feature"],
-    *,
-    level_order: bool = False,
-    chosen: Int[Tensor, " chosen"] | None = None,
-    weight: Float[Tensor, " slot"] | None = None,
-) -> States:
-    """Run a cell over all levels: one product with all inputs, then one step per level.
-
-    A cell with hooks, or a different ``forward``, is called once per level instead. Returns the
-    states in node order or level order, or the rows ``chosen`` of the level order. ``weight`` are
-    factors of the states of children, see :func:`child_weights`.
-    """
-    arity, sizes = cell.arity, schedule.level_sizes
-    num_leaves, *counts = schedule.level_inputs or (0,)
-    leaf, compute, own = cell.leaf, cell.step, inputs[num_leaves:]
-    if calls_only(cell, forward=RecursiveCell.forward):
-        none, own = cell.no_input(inputs), cell.project(own)
-    else:
-        none = _checked_zeros(cell, inputs, sum(counts) < sum(sizes[1:]))
-        leaf = compute = partial(_called, cell)
-    projected = own.split(counts or [0])
-    leaves, missing = inputs[:num_leaves], (sizes[0] if sizes else 0) - num_leaves
-    if missing:
-        # One row for each of them, so that dropout inside the cell is drawn for each.
-        leaves = torch.cat([leaves, inputs.new_zeros(missing, cell.in_channels)])
-    states = leaf(leaves)
-    buffer = RowBuffer(schedule.num_nodes + 1, zero_rows=1)
-    buffer.allocate(states, stored_dtypes(states))
-    token = buffer.write(new_token(inputs), 1, states)
-    most = _rows_per_call(cell, states)
-    row, start = 1 + sum(sizes[:1]), sum(schedule.level_children[:1])
-    all_children = schedule.children
-    all_segments = schedule.child_segment if arity is None else all_children
-    levels = zip(sizes[1:], schedule.level_children[1:], projected, strict=False)
-    for level_size, num_children, filled in levels:
-        rows = _with_missing(filled, none, level_size)
-        for first, size in _blocks(level_size, most):
-            # Without an arity there is one block.
-            end = start + (num_children if arity is None else size * arity)
-            children, segment_ids = all_children[start:end], all_segments[start:end]
-            states = buffer.read(token, children)
-            if weight is not None:
-                factors = weight[start:end, None]
-                states = tuple(part * factors for part in states)
-            start = end
-            given = _as_children(arity, states, segment_ids, size)
-            states = compute(rows[first : first + size], given)
-            token = buffer.write(token, row + first, states)
-        row += level_size
-    if len(sizes) < 2 and torch.is_grad_enabled():
-        # A batch of single nodes: the recurrent weights still take part, with zero rows, as
-        # distributed training expects a gradient of every parameter on every rank.
-        nothing = schedule.index[:0]
-        given = _as_children(arity, buffer.read(token, nothing), nothing, 0)
-        token = buffer.write(token, 1, compute(projected[0][:0], given))
-    pick: Pick = (1, schedule.num_nodes)  # row 0 is the zeros of missing children
-    if chosen is not None:
-        pick = chosen + 1
-    elif not level_order:
-        pick = schedule.row
-    return buffer.read(token, pick, copy=True)
-
-
-def _checked_zeros(cell: RecursiveCell, inputs: Tensor, missing: bool) -> Tensor:
-    """Return the input row with which a cell is called for nodes without an input."""
-    if missing and ("no_input" in vars(cell) or type(cell).no_input is not RecursiveCell.no_input):
-        what = f"{type(cell).__name__}: overrides no_input, and has hooks or a different forward"
-        wanted = "one of the two, as calls pass a row of zeros to nodes without an input"
-        raise mismatch(ValueError, what, wanted, "nodes without an input", hint="inputs for all")
-    return inputs.new_zeros(1, cell.in_channels)
-
-
-def _called(cell: RecursiveCell, x: Tensor, children: Any = None) -> States:
-    """Compute states by a call of the cell, which runs its hooks."""
-    if isinstance(children, RaggedRows):
-        given = [children._replace(rows=_single_or_tuple(children.rows))]
-    else:
-        slots = zip(*(part.unbind(1) for part in children or ()), strict=True)
-        given = list(map(_single_or_tuple, slots))
-    found = cell(x, *given)
-    return found if isinstance(found, tuple) else (found,)
-
-
-def stored_dtypes(states: States) -> tuple[torch.dtype, ...]:
-    """The dtypes to store states in: their own; under autocast single precision or better."""
-    autocast = torch.is_autocast_enabled(states[0].device.type)
-    least = [torch.promote_types(part.dtype, torch.float32) for part in states]
-    return tuple(least) if autocast else tuple(part.dtype for part in states)
-
-
-def _with_missing(projected: Tensor, none: Tensor, size: int) -> Tensor:
-    """Append the projected rows of the nodes without an input, which come last in a level."""
-    missing = size - projected.size(0)
-    if not missing:
-        return projected
-    rest = none.expand(missing, -1)
-    return rest if not projected.size(0) else torch.cat([projected, rest.to(projected.dtype)])
-
-
-def _rows_per_call(cell: RecursiveCell, states: States) -> int:
-    """Largest number of rows of one call of the cell; 0 for no limit."""
-    row = sum(part[:1].nbytes for part in states)
-    if states[0].device.type != "cpu" or cell.arity is None or not row:
-        return 0
-    return max(1, _BLOCK_BYTES // row)
-
-
-def _blocks(rows: int, most: int) -> Iterator[tuple[int, int]]:
-    """Split rows into as few blocks as possible, of about equal size: (first, size)."""
-    count = -(-rows // most) if most else 1
-    for number in range(count):
-        first = rows * number // count
-        yield first, rows * (number + 1) // count - first
-
-
-def _as_children(arity: int | None, rows: States, segment_ids: Tensor, size: int) -> Any:
-    """Arrange states as the argument ``children`` of a step."""
-    if arity is None:
-        return RaggedRows(rows, segment_ids, size)
-    return tuple(part.view(size, arity, *part.shape[1:]) for part in rows)
-
-
-# The cells.
-
-
-def _glorot_joint(weights: list[Tensor], fan_out: int) -> None:
-    """Fill weights as slices of one matrix with Glorot's uniform bound."""
-    bound = math.sqrt(6.0 / (sum(weight.size(1) for weight in weights) + fan_out))
-    for weight in weights:
-        nn.init.uniform_(weight, -bound, bound)
 
 
 class _TreeLSTMCell(RecursiveCell):
@@ -397,7 +234,8 @@ class _TreeLSTMCell(RecursiveCell):
         self, width_in: int, width: int, arity: int | None, forget_bias: float, dropout: float
     ) -> None:
         super().__init__(width_in, width, arity, gates=4, recurrent_dropout=dropout)
-        self.state_channels, self.forget_bias = (width, width), forget_bias
+        self.state_channels = (width, width)
+        self.forget_bias = forget_bias
         # Rows for u, i, o and one forget gate per slot; columns for the child in each slot.
         slots = 1 if arity is None else arity
         self.weight_hidden = nn.Parameter(torch.empty((3 + slots) * width, slots * width))
@@ -424,15 +262,22 @@ class _TreeLSTMCell(RecursiveCell):
         """Run a whole schedule in one autograd function; autocast applies to its products only."""
         if not schedule.level_sizes:
             return None
-        mask = None
+        dropout_mask = None
         if not self.shares_leaves:
-            mask = self.bias.new_empty(schedule.num_nodes, self.out_channels)
-            mask.bernoulli_(1 - self.recurrent_dropout).div_(1 - self.recurrent_dropout)
+            kept = 1 - self.recurrent_dropout
+            dropout_mask = self.bias.new_empty(schedule.num_nodes, self.out_channels)
+            dropout_mask.bernoulli_(kept).div_(kept)
             # Each leaf draws its own factors, so equal leaves differ.
-            inputs, leaf_inverse = spread_rows(inputs, leaf_inverse, schedule), None
-        weights = self.weight_input, self.weight_hidden, self.bias
-        options = {"leaf_inverse": leaf_inverse, "level_order": level_order, "dropout_mask": mask}
-        return tree_lstm(schedule, inputs, weights, **options)
+            inputs = spread_rows(inputs, leaf_inverse, schedule)
+            leaf_inverse = None
+        return tree_lstm(
+            schedule,
+            inputs,
+            (self.weight_input, self.weight_hidden, self.bias),
+            leaf_inverse=leaf_inverse,
+            level_order=level_order,
+            dropout_mask=dropout_mask,
+        )
 
 
 class NaryTreeLSTMCell(_TreeLSTMCell):
@@ -673,8 +518,209 @@ class TreeGRUCell(RecursiveCell):
             return ((1 - share) * u,)
         (h,) = children
         gates = functional.linear(h.flatten(1), self.weight_gates)
-        r, z = gates.unflatten(1, (2, h.size(1), width)).unbind(1)
-        r, z = torch.sigmoid(r + own_r[:, None]), torch.sigmoid(z + own_z[:, None])
+        hidden_r, hidden_z = gates.unflatten(1, (2, h.size(1), width)).unbind(1)
+        r = torch.sigmoid(hidden_r + own_r[:, None])
+        z = torch.sigmoid(hidden_z + own_z[:, None])
         candidate = candidate + functional.linear((r * h).flatten(1), self.weight_update)
         u = self.drop_candidate(candidate.tanh())
         return ((1 - z.mean(1)) * u + (z * h).mean(1),)
+
+
+def _glorot_joint(weights: list[Tensor], fan_out: int) -> None:
+    """Fill weights as slices of one matrix with Glorot's uniform bound."""
+    bound = math.sqrt(6.0 / (sum(weight.size(1) for weight in weights) + fan_out))
+    for weight in weights:
+        nn.init.uniform_(weight, -bound, bound)
+
+
+# Running a cell over a schedule.
+
+
+def run_at_once(
+    cell: RecursiveCell,
+    schedule: Levels,
+    inputs: Tensor,
+    leaf_inverse: Tensor | None = None,
+    level_order: bool = False,
+) -> States | None:
+    """Run a whole schedule in the cell's faster way, unless its calls compute something else."""
+    if not calls_only(cell, **cell._scheduled):
+        return None
+    return cell.run_schedule(schedule, inputs, leaf_inverse, level_order)
+
+
+def run_levels(
+    cell: RecursiveCell,
+    schedule: Levels,
+    inputs: Float[Tensor, "input feature"],
+    *,
+    level_order: bool = False,
+    chosen: Int[Tensor, " chosen"] | None = None,
+    weight: Float[Tensor, " slot"] | None = None,
+) -> States:
+    """Run a cell over all levels: one product with all inputs, then one step per level.
+
+    A cell with hooks, or a different ``forward``, is called once per level instead. Returns the
+    states in node order or level order, or the rows ``chosen`` of the level order. ``weight`` are
+    factors of the states of children, see :func:`slot_weights`.
+    """
+    arity = cell.arity
+    num_leaves, *level_inputs = schedule.level_inputs or (0,)
+    leaf_size, *level_sizes = schedule.level_sizes or (0,)
+    call = _calls_of(cell, inputs[num_leaves:], inputs, sum(level_inputs) < sum(level_sizes))
+    leaves = inputs[:num_leaves]
+    if leaf_size > num_leaves:
+        # One row for each of them, so that dropout inside the cell is drawn for each.
+        missing = inputs.new_zeros(leaf_size - num_leaves, cell.in_channels)
+        leaves = torch.cat([leaves, missing])
+    states = call.leaf(leaves)
+    buffer = RowBuffer(schedule.num_nodes + 1, zero_rows=1)
+    buffer.allocate(states, stored_dtypes(states))
+    token = buffer.write(new_token(inputs), 1, states)
+    most = _rows_per_call(cell, states)
+    own_rows = call.own.split(level_inputs or [0])
+    all_children = schedule.children
+    all_segments = schedule.child_segment if arity is None else all_children
+    row = 1 + leaf_size
+    start = sum(schedule.level_children[:1])
+    levels = zip(level_sizes, schedule.level_children[1:], own_rows, strict=False)
+    for level_size, num_children, filled in levels:
+        own = _with_missing(filled, call.none, level_size)
+        for first, size in _blocks(level_size, most):
+            # Without an arity there is one block.
+            end = start + (num_children if arity is None else size * arity)
+            states = buffer.read(token, all_children[start:end])
+            if weight is not None:
+                factors = weight[start:end, None]
+                states = tuple(part * factors for part in states)
+            children = _as_children(arity, states, all_segments[start:end], size)
+            states = call.step(own[first : first + size], children)
+            token = buffer.write(token, row + first, states)
+            start = end
+        row += level_size
+    if not level_sizes and torch.is_grad_enabled():
+        # A batch of single nodes: the recurrent weights still take part, with zero rows, as
+        # distributed training expects a gradient of every parameter on every rank.
+        nothing = schedule.index[:0]
+        children = _as_children(arity, buffer.read(token, nothing), nothing, 0)
+        token = buffer.write(token, 1, call.step(own_rows[0][:0], children))
+    pick: Pick = (1, schedule.num_nodes)  # row 0 is the zeros of missing children
+    if chosen is not None:
+        pick = chosen + 1
+    elif not level_order:
+        pick = schedule.row
+    return buffer.read(token, pick, copy=True)
+
+
+def spread_rows(inputs: Tensor, leaf_inverse: Tensor | None, schedule: Levels) -> Tensor:
+    """Copy the input row that equal leaves share to each of them."""
+    if leaf_inverse is None:
+        return inputs
+    num_distinct = inputs.size(0) - sum(schedule.level_inputs[1:])
+    return torch.cat([inputs.index_select(0, leaf_inverse), inputs[num_distinct:]])
+
+
+def stored_dtypes(states: States) -> tuple[torch.dtype, ...]:
+    """The dtypes to store states in: their own; under autocast single precision or better."""
+    if not torch.is_autocast_enabled(states[0].device.type):
+        return tuple(part.dtype for part in states)
+    return tuple(torch.promote_types(part.dtype, torch.float32) for part in states)
+
+
+class _Calls(NamedTuple):
+    """How a cell computes states, and from what."""
+
+    leaf: Callable[[Tensor], States]
+    step: Callable[[Tensor, Any], States]
+    own: Tensor  # what inner nodes with an input pass to a step
+    none: Tensor  # what nodes without an input pass, one row
+
+
+def _calls_of(cell: RecursiveCell, own: Tensor, like: Tensor, has_missing: bool) -> _Calls:
+    """Return the methods of a cell, or calls if it has hooks or a different ``forward``."""
+    if calls_only(cell, forward=RecursiveCell.forward):
+        none = cell.no_input(like)
+        return _Calls(cell.leaf, cell.step, cell.project(own), none)
+    if has_missing:
+        _check_no_input(cell)
+    call = partial(_call, cell)
+    return _Calls(call, call, own, like.new_zeros(1, cell.in_channels))
+
+
+def _call(cell: RecursiveCell, x: Tensor, children: Any = None) -> States:
+    """Compute states by a call of the cell, which runs its hooks."""
+    if isinstance(children, RaggedRows):
+        return _as_tuple(cell(x, children._replace(rows=_single_or_tuple(children.rows))))
+    slots = zip(*(part.unbind(1) for part in children or ()), strict=True)
+    return _as_tuple(cell(x, *map(_single_or_tuple, slots)))
+
+
+def _as_tuple(state: Any) -> States:
+    return state if isinstance(state, tuple) else (state,)
+
+
+def _single_or_tuple(states: States) -> Tensor | States:
+    return states if len(states) > 1 else states[0]
+
+
+def _as_children(arity: int | None, rows: States, segment_ids: Tensor, size: int) -> Any:
+    """Arrange states as the argument ``children`` of a step."""
+    if arity is None:
+        return RaggedRows(rows, segment_ids, size)
+    return tuple(part.view(size, arity, *part.shape[1:]) for part in rows)
+
+
+def _with_missing(own: Tensor, none: Tensor, size: int) -> Tensor:
+    """Append the rows of the nodes without an input, which come last in a level."""
+    missing = size - own.size(0)
+    if not missing:
+        return own
+    rest = none.expand(missing, -1)
+    return rest if not own.size(0) else torch.cat([own, rest.to(own.dtype)])
+
+
+# On a CPU, the rows of one call of the cell have at most this many bytes of states, so that what
+# the cell computes in between, several times as much, stays in the cache.
+_BLOCK_BYTES = 2**22
+
+
+def _rows_per_call(cell: RecursiveCell, states: States) -> int:
+    """Largest number of rows of one call of the cell; 0 for no limit."""
+    row_bytes = sum(part[:1].nbytes for part in states)
+    if states[0].device.type != "cpu" or cell.arity is None or not row_bytes:
+        return 0
+    return max(1, _BLOCK_BYTES // row_bytes)
+
+
+def _blocks(rows: int, most: int) -> Iterator[tuple[int, int]]:
+    """Split rows into as few blocks as possible, of about equal size: (first, size)."""
+    count = -(-rows // most) if most else 1
+    for number in range(count):
+        first = rows * number // count
+        yield first, rows * (number + 1) // count - first
+
+
+# Checks.
+
+
+def _checked_call(cell: RecursiveCell, x: Tensor | None, states: Sequence[States | None]) -> Tensor:
+    """Check the arguments of a call; return rows that have its size and device."""
+    name = type(cell).__name__
+    if states and cell.arity not in (None, len(states)):
+        problem = f"{name}: wrong number of children"
+        raise mismatch(ValueError, problem, f"{cell.arity}, None where missing", len(states))
+    rows = (x, *(state[0] for state in states if state is not None))
+    like = next((row for row in rows if row is not None), None)
+    if like is None:
+        problem = f"{name}: neither an input nor a child"
+        raise mismatch(TypeError, problem, "cell(x), cell(x, *children) or cell(None, *children)")
+    return like
+
+
+def _check_no_input(cell: RecursiveCell) -> None:
+    """Refuse a row of its own for nodes without an input where calls pass a row of zeros."""
+    if "no_input" in vars(cell) or type(cell).no_input is not RecursiveCell.no_input:
+        problem = f"{type(cell).__name__}: overrides no_input, and has hooks or a different forward"
+        expected = "one of the two, as calls pass a row of zeros to nodes without an input"
+        got = "nodes without an input"
+        raise mismatch(ValueError, problem, expected, got, hint="inputs for all")

@@ -15,7 +15,8 @@ from pyg_dynbatch.core.levels import DIRECTIONS, Levels
 from pyg_dynbatch.core.row_buffer import outside_graphs
 from pyg_dynbatch.core.types import RaggedRows, dtype_of_sums
 from pyg_dynbatch.nn.cell import RecursiveCell, States
-from pyg_dynbatch.nn.recursive import RecursiveLayer, checked_schedule, rows_or_zeros
+from pyg_dynbatch.nn.checks import GraphFields, Reads, find_schedule
+from pyg_dynbatch.nn.recursive import RecursiveLayer, rows_or_zeros
 
 
 class DAGNNCell(RecursiveCell):
@@ -212,15 +213,16 @@ class DAGNN(nn.Module):
             has_input: Which nodes read their row of ``x``, bool or integers 0 and 1, by default
                 all; with a schedule, only compared with those it was made from.
         """
-        rows = list[Tensor]()
-        for layers, given in zip(cast(Any, self.layers), (schedule, schedule_down), strict=False):
+        rows: list[Tensor] = []
+        schedules = schedule, schedule_down
+        for layers, of_caller in zip(cast(Any, self.layers), schedules, strict=False):
             first = layers[0]
-            used = checked_schedule(
-                first, x, edge_index, given, None, has_input, channels=self.in_channels
-            )
-            rows.append(rows_or_zeros("DAGNN", used, x))
-            if used.num_inputs != used.num_nodes:  # all nodes read the rows of later layers
-                used = checked_schedule(first, x, edge_index, None, None, None)
+            reads = Reads("DAGNN", first.cell, self.in_channels, None, first.direction)
+            levels = find_schedule(reads, x, GraphFields(edge_index, None, has_input), of_caller)
+            rows.append(rows_or_zeros("DAGNN", levels, x))
+            if levels.num_inputs != levels.num_nodes:
+                # All nodes read the rows of the layer before.
+                levels = find_schedule(reads, x, GraphFields(edge_index))
             for layer in layers:
-                rows.append(layer(rows[-1], schedule=used))
+                rows.append(layer(rows[-1], schedule=levels))
         return torch.cat(rows, 1)

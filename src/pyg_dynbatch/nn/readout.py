@@ -1,5 +1,6 @@
 """Gaussian histograms of atoms, and standardized descriptors of whole molecules."""
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -73,9 +74,9 @@ class GaussianHistogramAggregation(Aggregation):
     ) -> Tensor:
         """Compute the histograms of all sets; without index and ptr there is one set."""
         if x.dim() != 2 or dim not in (-2, 0):
-            what = f"{type(self).__name__}: x has the wrong shape"
+            problem = f"{type(self).__name__}: x has the wrong shape"
             got = f"x {[*x.shape]}, dim {dim}"
-            raise mismatch(ValueError, what, "x [element, feature], dim -2", got)
+            raise mismatch(ValueError, problem, "x [element, feature], dim -2", got)
         # PyG's __call__ has set index or ptr, and dim_size.
         if index is None and ptr is not None:
             index = torch.repeat_interleave(ptr.diff(), output_size=x.size(0))
@@ -107,15 +108,20 @@ class _Histogram(Function):
         native: bool,
     ) -> Tensor:
         ctx.save_for_backward(x, index, mean, sharpness)
-        ctx.num_sets, ctx.block = num_sets, block
+        ctx.num_sets = num_sets
+        ctx.block = block
         total = x.new_zeros(num_sets, mean.size(0), x.size(1))
         fits = index.dtype == torch.long and index.is_cpu and index.shape == x.shape[:1]
-        if native := native and fits:
-            x, index = x.resolve_neg().contiguous(), index.contiguous()
-            given = x, index, *x.shape, mean, sharpness, num_sets, total
-            loaded_extension().histogram(*given, torch.get_num_threads())
-        for part, segment_ids in () if native else _blocks(x, index, block):
-            _add_rows(total, segment_ids, _memberships(part, mean, sharpness))
+        if native and fits:
+            x = x.resolve_neg().contiguous()
+            index = index.contiguous()
+            threads = torch.get_num_threads()
+            loaded_extension().histogram(
+                x, index, *x.shape, mean, sharpness, num_sets, total, threads
+            )
+        else:
+            for rows, segment_ids in _blocks(x, index, block):
+                _add_rows(total, segment_ids, _memberships(rows, mean, sharpness))
         return total.transpose(1, 2).reshape(num_sets, -1)
 
     @staticmethod
@@ -139,7 +145,7 @@ def _slope(x: Tensor, mean: Tensor, sharpness: Tensor, gradient: Tensor) -> Tens
     return weighted.mul_(distance).mul_(-2 * sharpness).sum(1)
 
 
-def _blocks(x: Tensor, index: Tensor, block: int) -> Any:
+def _blocks(x: Tensor, index: Tensor, block: int) -> Iterable[tuple[Tensor, Tensor]]:
     # One wide kernel is better than many narrow ones where caches are not the limit.
     block = block if x.device.type == "cpu" else 64 * block
     return zip(x.split(block), index.split(block), strict=True) if x.numel() else ()
@@ -196,8 +202,8 @@ class StandardizedInputs(nn.Module):
     def fit(self, x: Float[Tensor, "row input"]) -> None:
         """Measure mean and standard deviation of the finite numbers of every column."""
         if x.size(1) != self.num_inputs:
-            what = "StandardizedInputs: wrong number of columns"
-            raise mismatch(ValueError, what, self.num_inputs, x.size(1))
+            problem = "StandardizedInputs: wrong number of columns"
+            raise mismatch(ValueError, problem, self.num_inputs, x.size(1))
         # The squares of numbers that float32 can hold would overflow in float32.
         exact = x.double()
         exact = torch.where(exact.isfinite(), exact, torch.nan)

@@ -2,19 +2,29 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
+from torch_geometric.nn.inits import reset
 
-from pyg_dynbatch.core.errors import checked_choice, mismatch
+from pyg_dynbatch.core.errors import checked_choice
 from pyg_dynbatch.core.levels import DIRECTIONS, Levels
 from pyg_dynbatch.core.row_buffer import RowBuffer, new_token, outside_graphs, unsupported
 from pyg_dynbatch.nn.cell import stored_dtypes
-from pyg_dynbatch.nn.recursive import checked_schedule, rows_or_zeros
+from pyg_dynbatch.nn.checks import (
+    GraphFields,
+    Reads,
+    check_conv,
+    check_edge_rows,
+    check_updated,
+    find_schedule,
+)
+from pyg_dynbatch.nn.recursive import rows_or_zeros
 
-Rows = Sequence[Tensor | None]
+LevelRows = Sequence[Tensor | None]
+"""Rows of the edges of each level; None if there are no such rows."""
 
 
 class TopologicalConv(nn.Module):
@@ -77,9 +87,9 @@ class TopologicalConv(nn.Module):
 
     def __init__(self, conv: nn.Module, direction: str = "bottom_up") -> None:
         super().__init__()
-        what = f"{type(self).__name__}: unknown direction"
-        self.direction = checked_choice(what, direction, DIRECTIONS)
-        _check_conv(conv)
+        problem = f"{type(self).__name__}: unknown direction"
+        self.direction = checked_choice(problem, direction, DIRECTIONS)
+        check_conv(conv)
         self.conv = conv
         widths = getattr(conv, "in_channels", None)
         self.pairs = isinstance(widths, tuple)
@@ -87,8 +97,7 @@ class TopologicalConv(nn.Module):
 
     def reset_parameters(self) -> None:
         """Reset all learnable parameters of the layer."""
-        reset: Any = self.conv.reset_parameters
-        reset()
+        reset(self.conv)
 
     @outside_graphs
     def forward(
@@ -114,33 +123,40 @@ class TopologicalConv(nn.Module):
                 all; the others have rows of zeros. With a schedule, only compared.
             **named_edge_rows: Further arguments of the layer by name, one row per edge.
         """
-        schedule = checked_schedule(self, x, edge_index, schedule, child_slot, has_input)
+        reads = Reads(type(self).__name__, self.conv, None, None, self.direction)
+        graph = GraphFields(edge_index, child_slot, has_input)
+        schedule = find_schedule(reads, x, graph, schedule)
         x = rows_or_zeros("TopologicalConv", schedule, x)
-        _check_edge_rows(schedule, {**dict(enumerate(edge_rows, 2)), **named_edge_rows})
-        sizes, order = list(schedule.level_children), schedule.edge_order
-        given = [_split(rows, order, sizes) for rows in edge_rows]
-        named = {key: _split(rows, order, sizes) for key, rows in named_edge_rows.items()}
+        check_edge_rows(schedule.num_edges, enumerate(edge_rows, 2))
+        check_edge_rows(schedule.num_edges, named_edge_rows.items())
         row = schedule.row
-        in_order = torch.empty_like(x).index_copy(0, row - 1, x)
-        levels = in_order.split(schedule.level_sizes or [0])
-        buffer, token = RowBuffer(schedule.num_nodes + 1, zero_rows=1), new_token(x)
         sources = x.new_empty(0, self.state_channels or x.size(1))
         if not schedule.num_levels:
-            return self._call(levels[0], sources, row, edge_rows, named_edge_rows)
-        with _edge_masks(self.conv, order, sizes) as masks:
-            children, segments = schedule.children.split(sizes), schedule.child_segment.split(sizes)
-            first = 1
-            for number, own in enumerate(levels):
-                if number:
-                    sources = buffer.read(token, children[number])[0]
-                for attributes, key, of_levels in masks:
-                    attributes[key] = of_levels[number]
-                mine = [rows[number] for rows in given]
-                by_name = {key: rows[number] for key, rows in named.items()}
-                states = self._call(own, sources, segments[number], mine, by_name)
-                if not number:
-                    buffer.allocate((states,), stored_dtypes((states,)))
-                token = buffer.write(token, first, (states,))
+            return self._call(x, sources, row, edge_rows, named_edge_rows)
+        positional = [_by_level(rows, schedule) for rows in edge_rows]
+        named = {name: _by_level(rows, schedule) for name, rows in named_edge_rows.items()}
+        in_level_order = torch.empty_like(x).index_copy(0, row - 1, x)
+        children = schedule.children.split(list(schedule.level_children))
+        segments = schedule.child_segment.split(list(schedule.level_children))
+        buffer = RowBuffer(schedule.num_nodes + 1, zero_rows=1)
+        token = new_token(x)
+        first = 1
+        with _edge_masks(self.conv, schedule) as masks:
+            for level, own in enumerate(in_level_order.split(list(schedule.level_sizes))):
+                if level:
+                    (sources,) = buffer.read(token, children[level])
+                for mask in masks:
+                    mask.attributes[mask.name] = mask.of_levels[level]
+                updated = self._call(
+                    own,
+                    sources,
+                    segments[level],
+                    [of_levels[level] for of_levels in positional],
+                    {name: of_levels[level] for name, of_levels in named.items()},
+                )
+                if not level:
+                    buffer.allocate((updated,), stored_dtypes((updated,)))
+                token = buffer.write(token, first, (updated,))
                 first += own.size(0)
         return buffer.read(token, row, copy=True)[0]
 
@@ -149,28 +165,21 @@ class TopologicalConv(nn.Module):
         own: Tensor,
         sources: Tensor,
         segment_ids: Tensor,
-        edge_rows: Rows,
-        named: Mapping[str, Tensor | None],
+        edge_rows: Sequence[Tensor | None],
+        named_edge_rows: Mapping[str, Tensor | None],
     ) -> Tensor:
         """Call the layer on the graph of one level."""
-        size, edges = own.size(0), sources.size(0)
+        size = own.size(0)
+        # Sources are numbered separately from targets, or come after them.
         first = 0 if self.pairs else size
-        copies = torch.arange(first, first + edges, device=segment_ids.device)
+        copies = torch.arange(first, first + sources.size(0), device=segment_ids.device)
         edge_index = torch.stack([copies, segment_ids])
+        x = (sources, own) if self.pairs else torch.cat([own, sources])
+        updated = self.conv(x, edge_index, *edge_rows, **named_edge_rows)
+        expected = size if self.pairs else size + sources.size(0)
+        check_updated(self.conv, updated, expected, sources.size(1))
         # The updated rows of the source copies, which a plain call computes too, are dropped.
-        x: Any = (sources, own) if self.pairs else torch.cat([own, sources])
-        found = self.conv(x, edge_index, *edge_rows, **named)
-        is_matrix = isinstance(found, Tensor) and found.dim() == 2
-        if not is_matrix or found.size(0) != (size if self.pairs else size + edges):
-            what = f"TopologicalConv: {type(self.conv).__name__} does not return one row per node"
-            got = list(found.shape) if isinstance(found, Tensor) else type(found).__name__
-            raise mismatch(TypeError, what, "a tensor [node, out_channels]", got)
-        if found.size(1) != sources.size(1):
-            what = f"TopologicalConv: {type(self.conv).__name__} changes the width of the rows"
-            wanted = f"{sources.size(1)} channels, as updated rows are sources of later levels"
-            hint = "a linear layer before it, or in_channels=(out_channels, in_channels) for pairs"
-            raise mismatch(ValueError, what, wanted, found.size(1), hint=hint)
-        return found[:size]
+        return updated[:size]
 
     def __prepare_scriptable__(self) -> NoReturn:
         raise unsupported(type(self).__name__, "torch.jit.script (TorchScript)")
@@ -181,72 +190,38 @@ class TopologicalConv(nn.Module):
         return f"{type(self).__name__}({self.conv!r}{down})"
 
 
-def _check_conv(conv: nn.Module) -> None:
-    name = type(conv).__name__
-    for module in conv.modules():
-        if getattr(module, "flow", "source_to_target") != "source_to_target":
-            what = f"TopologicalConv: {name} passes messages against the edges"
-            wanted, hint = "flow='source_to_target'", "direction='top_down' here, not flow there"
-            raise mismatch(ValueError, what, wanted, f"flow={module.flow!r}", hint=hint)
-        if getattr(module, "cached", False):
-            what = f"TopologicalConv: {name} caches the graph of its first call"
-            wanted = "cached=False, as every level is a different graph"
-            raise mismatch(ValueError, what, wanted, "cached=True")
-    widths = getattr(conv, "in_channels", None)
-    if not isinstance(widths, tuple):
-        return
-    if getattr(conv, "add_self_loops", False):
-        what = f"TopologicalConv: {name} adds self-loops, but takes pairs of rows"
-        wanted = "add_self_loops=False, as sources and targets are numbered separately"
-        raise mismatch(ValueError, what, wanted, "add_self_loops=True")
-    if widths[0] < 1:
-        what = f"TopologicalConv: {name} does not state the width of its sources"
-        wanted = "in_channels=(out_channels, in_channels), the first not lazy"
-        raise mismatch(ValueError, what, wanted, f"in_channels={widths}")
+def _by_level(edge_rows: Tensor | None, schedule: Levels) -> LevelRows:
+    """Bring rows of edges into the order of the levels, and split them by level."""
+    if edge_rows is None:
+        return [None] * schedule.num_levels
+    in_order = edge_rows.index_select(0, schedule.edge_order)
+    return in_order.split(list(schedule.level_children))
 
 
-def _check_edge_rows(schedule: Levels, edge_rows: Mapping[Any, Any]) -> None:
-    for key, rows in edge_rows.items():
-        if rows is None:
-            continue
-        if not isinstance(rows, Tensor) or not rows.dim() or rows.size(0) != schedule.num_edges:
-            what = f"TopologicalConv: argument {key} does not have one row per edge"
-            wanted = f"a tensor [{schedule.num_edges}, ...]"
-            got = list(rows.shape) if isinstance(rows, Tensor) else repr(rows)
-            hint = "bind other options of the layer before wrapping it"
-            if isinstance(rows, Levels):
-                got = "a schedule"
-                hint = "schedule=batch.schedule, by name"
-            raise mismatch(TypeError, what, wanted, got, hint=hint)
+class _EdgeMask(NamedTuple):
+    """A mask that an explainer of PyG has put into a module."""
 
-
-def _split(rows: Tensor | None, order: Tensor, sizes: list[int]) -> Rows:
-    """Bring rows of edges into the order of the steps, and split them by step."""
-    if rows is None:
-        return [None] * len(sizes)
-    return rows.index_select(0, order).split(sizes)
+    attributes: dict[str, Any]  # those of the module
+    name: str
+    of_levels: LevelRows
 
 
 @contextmanager
-def _edge_masks(
-    conv: nn.Module, order: Tensor, sizes: list[int]
-) -> Iterator[list[tuple[dict[str, Any], str, Rows]]]:
-    """Split the edge masks of PyG's explainers by step, and restore them at the end.
-
-    Yields the attributes of each module, the name of a mask, and its parts.
-    """
+def _edge_masks(conv: nn.Module, schedule: Levels) -> Iterator[list[_EdgeMask]]:
+    """Split the edge masks of PyG's explainers by level, and restore them at the end."""
     # Only MessagePassing modules have masks. An entry of __dict__ hides a parameter of the same
     # name without changing it.
     masks = [
-        (vars(module), key, _split(getattr(module, key), order, sizes))
+        _EdgeMask(vars(module), name, _by_level(getattr(module, name), schedule))
         for module in conv.modules()
         if getattr(module, "explain", None) is True
-        for key in ("_edge_mask", "_loop_mask")
+        for name in ("_edge_mask", "_loop_mask")
     ]
-    before = [dict(attributes) for attributes, *_ in masks]
+    before = [dict(mask.attributes) for mask in masks]
     try:
         yield masks
     finally:
-        for (attributes, key, _), values in zip(masks, before, strict=True):
-            attributes.pop(key, None)
-            attributes.update({key: values[key]} if key in values else {})
+        for mask, values in zip(masks, before, strict=True):
+            mask.attributes.pop(mask.name, None)
+            if mask.name in values:
+                mask.attributes[mask.name] = values[mask.name]

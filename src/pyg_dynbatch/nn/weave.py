@@ -16,6 +16,7 @@ from pyg_dynbatch.core.operation import calls_only
 from pyg_dynbatch.core.types import without_autocast
 from pyg_dynbatch.nn.pairs import (
     Pairs,
+    PairWeights,
     check_rows,
     code_rows,
     computes_layers,
@@ -27,229 +28,10 @@ from pyg_dynbatch.nn.pairs import (
     pair_sum,
 )
 
-Moments = tuple[Tensor, Tensor, int]
-"""Mean and variance of every column, and the number of rows."""
-
 HIDDEN = ("aa", "pa", "ap", "pp")
 
-
-class CountedBatchNorm(nn.Module):
-    r"""Batch normalization over rows that may count several times.
-
-    .. math::
-        y = \gamma \frac{x - \mu}{\sqrt{\sigma^2 + \epsilon}} + \beta, \qquad
-        \mu = \frac{\sum_r c_r x_r}{\sum_r c_r}, \quad
-        \sigma^2 = \frac{\sum_r c_r (x_r - \mu)^2}{\sum_r c_r}
-
-    The same as ``BatchNorm1d`` on rows repeated c times; it too computes in single precision on
-    rows of half precision. A mini-batch may have one row: its variance is zero.
-
-    Args:
-        width: Number of columns.
-        eps: Added to the variance.
-        momentum: Weight of the newest mini-batch in the running statistics.
-        sync: Whether training uses the statistics of the rows of all ranks of the default process
-            group, as ``SyncBatchNorm`` does. All ranks must call their normalizations in the same
-            order; a rank may have no rows.
-
-    Shape:
-        - rows: ``[row, width]``, counts: ``[row]``; returns ``[row, width]``
-
-    Reference:
-        Ioffe and Szegedy (2015), arXiv:1502.03167, algorithm 1.
-
-    Example:
-        >>> norm, rows = CountedBatchNorm(1), torch.tensor([[0.0], [3.0]])
-        >>> counts = torch.tensor([2.0, 1.0])  # as if the rows were 0, 0, 3
-        >>> [round(y, 3) for y in norm(rows, counts).flatten().tolist()]
-        [-0.707, 1.414]
-    """
-
-    running_mean: Tensor
-    running_var: Tensor
-
-    def __init__(
-        self, width: int, eps: float = 1e-5, momentum: float = 0.1, sync: bool = False
-    ) -> None:
-        super().__init__()
-        self.width, self.eps, self.momentum, self.sync = width, eps, momentum, sync
-        self.weight = nn.Parameter(torch.ones(width))
-        self.bias = nn.Parameter(torch.zeros(width))
-        self.register_buffer("running_mean", torch.zeros(width))
-        self.register_buffer("running_var", torch.ones(width))
-
-    @staticmethod
-    def synchronise(module: nn.Module) -> None:
-        """Set ``sync`` of all such normalizations in a module; raise an error if it has none."""
-        norms = [part for part in module.modules() if isinstance(part, CountedBatchNorm)]
-        if not norms:
-            what = f"{type(module).__name__}: there are no batch statistics to synchronise"
-            hint = "atom_norm='batch' (or norm, of weave), or train without sync and sync_batchnorm"
-            raise mismatch(ValueError, what, "batch normalization", "none", hint=hint)
-        for norm in norms:
-            norm.sync = True
-
-    def reset_parameters(self) -> None:
-        """Reset the parameters and the running statistics."""
-        nn.init.ones_(self.weight)
-        nn.init.zeros_(self.bias)
-        nn.init.zeros_(self.running_mean)
-        nn.init.ones_(self.running_var)
-
-    def forward(
-        self,
-        rows: Float[Tensor, "row width"],
-        counts: Float[Tensor, " row"] | None = None,
-        total: int | None = None,
-    ) -> Float[Tensor, "row width"]:
-        """Normalize rows.
-
-        Args:
-            rows: The rows.
-            counts: How many times each row counts; once by default.
-            total: The sum of the counts, if known.
-        """
-        parallel = self._parallel()
-        if not self.training or (0 in (rows.size(0), total) and not parallel):
-            scale, shift = self.scale_and_shift(None)
-            return torch.addcmul(shift, rows, scale)
-        result_dtype = torch.promote_types(rows.dtype, self.weight.dtype)
-        with without_autocast(rows):
-            rows = in_single(rows)
-            if counts is None:
-                counts, total = rows.new_ones(rows.size(0)), rows.size(0)
-            elif total is None:
-                total = int(counts.sum(dtype=torch.float64))
-            share = counts.to(rows.dtype) / max(total, 1)
-            given = rows, share, self.weight, self.bias, self.eps, total if parallel else None
-            normalized, mean, var, *total_of_ranks = _Normalize.apply(*given)
-        self._observe(mean, var, *(total_of_ranks or [total]))
-        return normalized.to(result_dtype)
-
-    def scale_and_shift(self, moments: Moments | None) -> tuple[Tensor, Tensor]:
-        """Compute every column's factor and summand; moments update the running statistics."""
-        if moments is not None and self._parallel():
-            moments = _OverRanks.apply(*moments)
-        elif moments is not None and moments[2] == 0:
-            moments = None
-        if moments is None:
-            mean, var = self.running_mean, self.running_var
-        else:
-            mean, var, _ = moments
-            self._observe(*moments)
-        scale = self.weight * torch.rsqrt(var + self.eps)
-        shift = self.bias - mean * scale
-        return scale.to(self.weight.dtype), shift.to(self.weight.dtype)
-
-    def _parallel(self) -> bool:
-        return self.sync and distributed.is_initialized() and distributed.get_world_size() > 1
-
-    @torch.no_grad()
-    def _observe(self, mean: Tensor, var: Tensor, total: int | Tensor) -> None:
-        rest = (total - 1).clamp(min=1) if isinstance(total, Tensor) else max(total - 1, 1)
-        for name, seen in (("running_mean", mean), ("running_var", var * (total / rest))):
-            buffer = self.get_buffer(name)
-            if isinstance(total, Tensor):  # of all ranks; there may be no row
-                seen = torch.where(total > 0, seen, buffer)
-            buffer.lerp_(seen.to(buffer.dtype), self.momentum)
-
-    def extra_repr(self) -> str:
-        """Show the width and whether ranks are synchronized."""
-        return f"{self.width}, sync=True" if self.sync else str(self.width)
-
-
-def _over_ranks(mean: Tensor, var: Tensor, total: int) -> tuple[Tensor, ...]:
-    """Return mean, variance and number of the rows of all ranks, and the share of this rank."""
-    # Variances plus squared distances of the means (Chan, Golub, LeVeque 1983), added in the same
-    # order on all ranks; sums of squares would lose digits.
-    own = torch.cat([mean, var, mean.new_full((1,), total)])
-    parts = [torch.empty_like(own) for _ in range(distributed.get_world_size())]
-    distributed.all_gather(parts, own)
-    means, variances, totals = torch.stack(parts).split([len(mean), len(var), 1], 1)
-    shares = totals / totals.sum().clamp(min=1)
-    mean = (shares * means).sum(0)
-    var = (shares * (variances + (means - mean).square())).sum(0)
-    return mean, var, totals.sum(), shares[distributed.get_rank()]
-
-
-class _OverRanks(Function):
-    """Combine the moments of all ranks; each pass communicates once."""
-
-    @staticmethod
-    def forward(ctx: Any, mean: Tensor, var: Tensor, total: int) -> tuple[Tensor, ...]:
-        *moments, share = _over_ranks(mean, var, total)
-        ctx.save_for_backward(mean - moments[0], share)
-        ctx.mark_non_differentiable(moments[2])
-        return tuple(moments)
-
-    @staticmethod
-    def backward(ctx: Any, grad_mean: Tensor, grad_var: Tensor, _: Any) -> Any:
-        check_first_derivative("CountedBatchNorm in training", "model.eval(), or norm='layer'")
-        both = torch.stack([grad_mean, grad_var])
-        distributed.all_reduce(both)
-        centered, share = ctx.saved_tensors
-        return share * (both[0] + 2 * centered * both[1]), share * both[1], None
-
-
-class _Normalize(Function):
-    """Save one intermediate result; autograd alone would save four."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        rows: Tensor,
-        share: Tensor,
-        weight: Tensor,
-        bias: Tensor,
-        eps: float,
-        total: int | None,
-    ) -> tuple[Tensor, ...]:
-        """Return also mean and variance; given ``total``, those of all ranks and their number."""
-        mean = share @ rows
-        centered = rows - mean
-        var = share @ centered.square()
-        moments = [mean, var]
-        ctx.parallel = total is not None
-        if total is not None:
-            *moments, part = _over_ranks(mean, var, total)
-            centered += mean - moments[0]
-            share = share * part
-        scale = torch.rsqrt(moments[1] + eps)
-        centered *= scale
-        ctx.save_for_backward(centered, share, scale * weight)
-        ctx.mark_non_differentiable(*moments)
-        return torch.addcmul(bias, centered, weight), *moments
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor, *_: Any) -> Any:
-        check_first_derivative("CountedBatchNorm in training", "model.eval(), or norm='layer'")
-        normalized, share, scale = ctx.saved_tensors
-        grad_bias = gradient.sum(0)
-        grad_weight = (gradient * normalized).sum(0)
-        sums: Any = grad_bias, grad_weight
-        if ctx.parallel:
-            sums = torch.stack(sums)
-            distributed.all_reduce(sums)
-        # g - c / n (sum of g + y times sum of g y), then the scale
-        grad_rows = torch.addcmul(sums[0], normalized, sums[1])
-        grad_rows *= -share[:, None]
-        grad_rows += gradient
-        grad_rows *= scale
-        return grad_rows, None, grad_weight, grad_bias, None, None
-
-
-def order_moments(parts: Float[Tensor, "atom parts"], pairs: Pairs) -> Moments:
-    """Compute mean and variance of u_i + v_j over all ordered pairs from atoms alone."""
-    # With u and v centered, d_i pairs at atom i and n ordered pairs, the variance is
-    # (sum_i d_i (u_i^2 + v_i^2) + 2 sum_i u_i sum_{j paired with i} v_j) / n.
-    with without_autocast(parts):
-        parts = in_single(parts)
-        share = pairs.ptr.diff().to(parts.dtype) / max(pairs.num_entries, 1)
-        mean = share @ parts
-        u, v = (parts - mean).chunk(2, 1)
-        cross = (u * neighbor_sum(v, pairs)).sum(0) / max(pairs.num_entries, 1)
-        var = share @ (u.square() + v.square()) + 2 * cross
-    return mean[: u.size(1)] + mean[u.size(1) :], var.clamp(min=0), pairs.num_entries
+Moments = tuple[Tensor, Tensor, int]
+"""Mean and variance of every column, and the number of rows."""
 
 
 class WeaveConv(nn.Module):
@@ -307,13 +89,16 @@ class WeaveConv(nn.Module):
         dropout: float = 0.0,
     ) -> None:
         super().__init__()
-        width = _widths(hidden, atom_in, pair_in, atom_out, pair_out)
-        if norm not in (None, "batch", "layer"):
-            wanted = "'batch', 'layer' or None"
-            raise mismatch(ValueError, "WeaveConv: unknown norm", wanted, repr(norm))
-        self.atom_in, self.pair_in = atom_in, pair_in
-        self.atom_out, self.pair_out = atom_out, pair_out
-        self.norm, self.residual = norm, residual
+        width = _hidden_widths(hidden)
+        _check_options(
+            width, norm, atom_in=atom_in, pair_in=pair_in, atom_out=atom_out, pair_out=pair_out
+        )
+        self.atom_in = atom_in
+        self.pair_in = pair_in
+        self.atom_out = atom_out
+        self.pair_out = pair_out
+        self.norm = norm
+        self.residual = residual
         self.lin_aa = nn.Linear(atom_in, width["aa"])
         self.lin_pa = nn.Linear(pair_in, width["pa"])
         self.lin_a = nn.Linear(width["aa"] + width["pa"], atom_out)
@@ -367,8 +152,8 @@ class WeaveConv(nn.Module):
         """
         if self._calls_between():
             return x
-        weight, bias = self.lin_ap.weight, self.lin_ap.bias
-        weight = torch.cat(weight.split(self.atom_in, 1))
+        bias = self.lin_ap.bias
+        weight = torch.cat(self.lin_ap.weight.split(self.atom_in, 1))
         parts = functional.linear(x, weight, torch.cat([torch.zeros_like(bias), bias]))
         if self.norm != "batch":
             return parts
@@ -420,6 +205,7 @@ class WeaveConv(nn.Module):
         return torch.addmm(total, between, weight_between.t())
 
     def _own_total(self, own: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the weight of the first part of f_P, and the linear map of the second part."""
         widths = [self.lin_ap.out_features, self.lin_pp.out_features]
         weight_between, weight_own = self.lin_p.weight.split(widths, 1)
         return weight_between, functional.linear(own, weight_own, self.lin_p.bias)
@@ -428,34 +214,44 @@ class WeaveConv(nn.Module):
         self, after: "WeaveConv", x: Tensor, pair: Tensor, pairs: Pairs, coded: bool
     ) -> Tensor | None:
         """Compute what the next module sums of the updated pairs; None if their rows are needed."""
-        linear = (self.lin_ap, self.lin_pp, self.lin_p, after.lin_pa)
-        simple = {type(self), type(after)} == {WeaveConv} and not self.residual
-        calls = [calls_only(conv, forward=WeaveConv.forward) for conv in (self, after)]
-        calls += [calls_only(each, forward=nn.Linear.forward) for each in linear]
-        weights = self.lin_p.weight, after.lin_pa.weight
-        if not (simple and self.norm is after.norm is None and all(calls)):
+        if not self._is_plain() or not after._is_plain() or self.residual:
             return None
-        if not computes_layers(x, pair, *weights, pairs=pairs):
+        following = after.lin_pa
+        if not computes_layers(pairs, x, pair, self.lin_p.weight, following.weight):
             return None
         check_rows("WeaveConv", x, pair, (self.atom_in, self.pair_in), pairs, coded)
         own = self._activated("pp", self.lin_pp(pair), pairs, coded)
-        weight, total = self._own_total(own)
-        given = (self.split(x, pairs), total, weight, after.lin_pa.weight, after.lin_pa.bias)
-        return pair_layers(*given, pairs=pairs, coded=coded)
+        weight_between, total = self._own_total(own)
+        weights = PairWeights(weight_between, following.weight, following.bias)
+        return pair_layers(self.split(x, pairs), total, weights, pairs, coded)
+
+    def _is_plain(self) -> bool:
+        """Whether pairs are updated by linear maps and ReLUs that no hook or override changes."""
+        if type(self) is not WeaveConv or self.norm is not None:
+            return False
+        if not calls_only(self, forward=WeaveConv.forward):
+            return False
+        names = ("lin_ap", "lin_pp", "lin_p", "lin_pa")
+        of_pairs = (module for name, module in self.named_children() if name in names)
+        return all(calls_only(each, forward=nn.Linear.forward) for each in of_pairs)
 
     def _calls_between(self) -> bool:
-        forward = CountedBatchNorm.forward
-        plain = self.norm != "batch" or calls_only(self.norms["ap"], forward=forward)
-        return not (plain and calls_only(self.lin_ap, forward=nn.Linear.forward))
+        """Whether hooks or overrides require calls of the modules of f_AP."""
+        if not calls_only(self.lin_ap, forward=nn.Linear.forward):
+            return True
+        if self.norm != "batch":
+            return False
+        return not calls_only(self.norms["ap"], forward=CountedBatchNorm.forward)
 
     def _call_between(self, x: Tensor, pairs: Pairs) -> Tensor:
         """Call the modules of f_AP with both orders of all pairs, and add the two."""
-        ends = [x.index_select(0, pairs.first), x.index_select(0, pairs.second)]
-        both = torch.cat([torch.cat(ends, 1), torch.cat(ends[::-1], 1)])
+        first = x.index_select(0, pairs.first)
+        second = x.index_select(0, pairs.second)
+        both = torch.cat([torch.cat([first, second], 1), torch.cat([second, first], 1)])
         rows = self.lin_ap(both)
         if self.norm == "batch":
             # A pair of an atom with itself counts once, not twice.
-            counts = (_counts(pairs, False, rows.dtype) / 2).repeat(2)
+            counts = (_counts(pairs, coded=False, dtype=rows.dtype) / 2).repeat(2)
             rows = self.norms["ap"](rows, counts, pairs.num_entries)
         elif self.norm == "layer":
             rows = self.norms["ap"](rows)
@@ -473,10 +269,11 @@ class WeaveConv(nn.Module):
     ) -> Tensor:
         """Normalize rows of atoms, pairs or codes, and apply ReLU."""
         if self.norm == "batch":
-            counts = total = None
-            if pairs is not None:
-                counts, total = _counts(pairs, coded, rows.dtype), pairs.num_entries
-            rows = self.norms[name](rows, counts, total)
+            if pairs is None:
+                rows = self.norms[name](rows)
+            else:
+                counts = _counts(pairs, coded, rows.dtype)
+                rows = self.norms[name](rows, counts, pairs.num_entries)
         elif self.norm == "layer":
             rows = self.norms[name](rows)
         # A hook may have kept the rows.
@@ -485,32 +282,9 @@ class WeaveConv(nn.Module):
 
     def extra_repr(self) -> str:
         """Show the widths."""
-        ins, outs = (self.atom_in, self.pair_in), (self.atom_out, self.pair_out)
-        return f"{ins} -> {outs}, norm={self.norm}, residual={self.residual}"
-
-
-def _counts(pairs: Pairs, coded: bool, dtype: torch.dtype) -> Tensor:
-    """Number of ordered pairs per pair or code, at least in single precision."""
-    # float16 ends at 65504, and bfloat16 is exact only up to 256.
-    dtype = torch.promote_types(dtype, torch.float32)
-
-    def build() -> Tensor:
-        counts = pairs.code_count.sum(0) if coded else pairs.weight
-        return counts.to(dtype)
-
-    return pairs.remember(("counts", coded, dtype), build)
-
-
-def _widths(hidden: int | Mapping[str, int], *named: int | None) -> dict[str, int]:
-    given = dict.fromkeys(HIDDEN, hidden) if isinstance(hidden, int) else dict(hidden)
-    widths = dict.fromkeys(HIDDEN, 50) | given
-    others = zip(("atom_in", "pair_in", "atom_out", "pair_out"), named, strict=True)
-    wrong = [f"{name}={n}" for name, n in widths.items() if n < 1 or name not in HIDDEN]
-    wrong += [f"{name}={n}" for name, n in others if n is not None and n < 1]
-    if wrong:
-        wanted = f"at least 1; hidden widths of {', '.join(HIDDEN)}"
-        raise mismatch(ValueError, "WeaveConv: invalid width", wanted, ", ".join(wrong))
-    return widths
+        widths_in = self.atom_in, self.pair_in
+        widths_out = self.atom_out, self.pair_out
+        return f"{widths_in} -> {widths_out}, norm={self.norm}, residual={self.residual}"
 
 
 class WeaveStack(nn.Module):
@@ -528,7 +302,9 @@ class WeaveStack(nn.Module):
         channels: Width of all other rows.
         num_modules: Number of modules, at least 1.
         pair_block: Number of pairs per block; smaller mini-batches are not split.
-        **options: ``norm``, ``residual`` and ``dropout`` of :class:`WeaveConv`.
+        norm: As for :class:`WeaveConv`.
+        residual: As for :class:`WeaveConv`.
+        dropout: As for :class:`WeaveConv`.
 
     Shape:
         - x: ``[atom, atom_in]``, table: ``[code, pair_in]``
@@ -549,16 +325,26 @@ class WeaveStack(nn.Module):
         num_modules: int = 2,
         *,
         pair_block: int | None = None,
-        **options: Any,
+        norm: str | None = None,
+        residual: bool = False,
+        dropout: float = 0.0,
     ) -> None:
         super().__init__()
         checked_count("WeaveStack: num_modules", num_modules)
         self.pair_block = count_or_none("WeaveStack: pair_block", pair_block)
-        self.convs, options["hidden"] = nn.ModuleList(), channels
+        self.convs = nn.ModuleList()
         for level in range(num_modules):
-            ins = (channels, channels) if level else (atom_in, pair_in)
-            pair_out = channels if level + 1 < num_modules else None
-            self.convs.append(WeaveConv(*ins, channels, pair_out, **options))
+            conv = WeaveConv(
+                channels if level else atom_in,
+                channels if level else pair_in,
+                channels,
+                channels if level + 1 < num_modules else None,
+                hidden=channels,
+                norm=norm,
+                residual=residual,
+                dropout=dropout,
+            )
+            self.convs.append(conv)
 
     def reset_parameters(self) -> None:
         """Reset all learnable parameters."""
@@ -574,14 +360,11 @@ class WeaveStack(nn.Module):
         coded: bool = True,
     ) -> Float[Tensor, "atom out"]:
         """Compute the atom rows; if not coded, ``table`` has a row per pair; no ``pair_block``."""
-        convs: Any = self.convs
-        if coded and self.pair_block is not None and pairs.num_pairs > self.pair_block:
-            norms = (part for part in self.modules() if isinstance(part, CountedBatchNorm))
-            whole = any(norm.training for norm in norms)
-            whole |= not all(calls_only(conv, forward=WeaveConv.forward) for conv in convs)
-            if not whole:
-                return self._by_blocks(x, table, pairs, self.pair_block)
-        pair = table
+        size = self.pair_block
+        if coded and size is not None and pairs.num_pairs > size and not self._needs_all_pairs():
+            return self._by_blocks(x, table, pairs, size)
+        convs = self._modules_in_order()
+        pair: Any = table
         for level, conv in enumerate(convs):
             if level + 2 == len(convs):
                 total = conv.sum_updated(convs[-1], x, pair, pairs, coded)
@@ -592,11 +375,17 @@ class WeaveStack(nn.Module):
             coded = False
         return x
 
+    def _needs_all_pairs(self) -> bool:
+        """Whether a module normalizes over all pairs, or must be called as a whole."""
+        norms = (part for part in self.modules() if isinstance(part, CountedBatchNorm))
+        if any(norm.training for norm in norms):
+            return True
+        return not all(calls_only(conv, forward=WeaveConv.forward) for conv in self.convs)
+
     def _by_blocks(self, x: Tensor, table: Tensor, pairs: Pairs, size: int) -> Tensor:
         blocks = pairs.remember(("blocks", size), lambda: pairs.split(size))
-        convs: Any = self.convs
         parts: list[Tensor] = []
-        for level, conv in enumerate(convs):
+        for level, conv in enumerate(self._modules_in_order()):
             if level == 0:
                 total = conv.sum_pairs(table, pairs, coded=True)
             else:
@@ -612,7 +401,266 @@ class WeaveStack(nn.Module):
         return x
 
     def _sum_block(self, level: int, block: Pairs, table: Tensor, *parts: Tensor) -> Tensor:
-        convs, pair = cast(Any, self.convs), table
+        convs = self._modules_in_order()
+        pair = table
         for number, part in enumerate(parts):
             pair = convs[number].update_pairs(part, pair, block, coded=number == 0)
         return convs[level].sum_pairs(pair, block)
+
+    def _modules_in_order(self) -> list[WeaveConv]:
+        return list(cast(Any, self.convs))
+
+
+class CountedBatchNorm(nn.Module):
+    r"""Batch normalization over rows that may count several times.
+
+    .. math::
+        y = \gamma \frac{x - \mu}{\sqrt{\sigma^2 + \epsilon}} + \beta, \qquad
+        \mu = \frac{\sum_r c_r x_r}{\sum_r c_r}, \quad
+        \sigma^2 = \frac{\sum_r c_r (x_r - \mu)^2}{\sum_r c_r}
+
+    The same as ``BatchNorm1d`` on rows repeated c times; it too computes in single precision on
+    rows of half precision. A mini-batch may have one row: its variance is zero.
+
+    Args:
+        width: Number of columns.
+        eps: Added to the variance.
+        momentum: Weight of the newest mini-batch in the running statistics.
+        sync: Whether training uses the statistics of the rows of all ranks of the default process
+            group, as ``SyncBatchNorm`` does. All ranks must call their normalizations in the same
+            order; a rank may have no rows.
+
+    Shape:
+        - rows: ``[row, width]``, counts: ``[row]``; returns ``[row, width]``
+
+    Reference:
+        Ioffe and Szegedy (2015), arXiv:1502.03167, algorithm 1.
+
+    Example:
+        >>> norm, rows = CountedBatchNorm(1), torch.tensor([[0.0], [3.0]])
+        >>> counts = torch.tensor([2.0, 1.0])  # as if the rows were 0, 0, 3
+        >>> [round(y, 3) for y in norm(rows, counts).flatten().tolist()]
+        [-0.707, 1.414]
+    """
+
+    running_mean: Tensor
+    running_var: Tensor
+
+    def __init__(
+        self, width: int, eps: float = 1e-5, momentum: float = 0.1, sync: bool = False
+    ) -> None:
+        super().__init__()
+        self.width = width
+        self.eps = eps
+        self.momentum = momentum
+        self.sync = sync
+        self.weight = nn.Parameter(torch.ones(width))
+        self.bias = nn.Parameter(torch.zeros(width))
+        self.register_buffer("running_mean", torch.zeros(width))
+        self.register_buffer("running_var", torch.ones(width))
+
+    @staticmethod
+    def synchronise(module: nn.Module) -> None:
+        """Set ``sync`` of all such normalizations in a module; raise an error if it has none."""
+        norms = [part for part in module.modules() if isinstance(part, CountedBatchNorm)]
+        if not norms:
+            problem = f"{type(module).__name__}: there are no batch statistics to synchronise"
+            hint = "atom_norm='batch' (or norm, of weave), or train without sync and sync_batchnorm"
+            raise mismatch(ValueError, problem, "batch normalization", "none", hint=hint)
+        for norm in norms:
+            norm.sync = True
+
+    def reset_parameters(self) -> None:
+        """Reset the parameters and the running statistics."""
+        nn.init.ones_(self.weight)
+        nn.init.zeros_(self.bias)
+        nn.init.zeros_(self.running_mean)
+        nn.init.ones_(self.running_var)
+
+    def forward(
+        self,
+        rows: Float[Tensor, "row width"],
+        counts: Float[Tensor, " row"] | None = None,
+        total: int | None = None,
+    ) -> Float[Tensor, "row width"]:
+        """Normalize rows.
+
+        Args:
+            rows: The rows.
+            counts: How many times each row counts; once by default.
+            total: The sum of the counts, if known.
+        """
+        parallel = self._parallel()
+        is_empty = rows.size(0) == 0 or total == 0
+        if not self.training or (is_empty and not parallel):
+            scale, shift = self.scale_and_shift(None)
+            return torch.addcmul(shift, rows, scale)
+        result_dtype = torch.promote_types(rows.dtype, self.weight.dtype)
+        with without_autocast(rows):
+            rows = in_single(rows)
+            if counts is None:
+                counts, total = rows.new_ones(rows.size(0)), rows.size(0)
+            elif total is None:
+                total = int(counts.sum(dtype=torch.float64))
+            share = counts.to(rows.dtype) / max(total, 1)
+            own_total = total if parallel else None
+            normalized, mean, var, *total_of_ranks = _Normalize.apply(
+                rows, share, self.weight, self.bias, self.eps, own_total
+            )
+        self._observe(mean, var, total_of_ranks[0] if parallel else total)
+        return normalized.to(result_dtype)
+
+    def scale_and_shift(self, moments: Moments | None) -> tuple[Tensor, Tensor]:
+        """Compute every column's factor and summand; moments update the running statistics."""
+        if moments is not None and self._parallel():
+            moments = _OverRanks.apply(*moments)
+        elif moments is not None and moments[2] == 0:
+            moments = None
+        if moments is None:
+            mean, var = self.running_mean, self.running_var
+        else:
+            mean, var, _ = moments
+            self._observe(*moments)
+        scale = self.weight * torch.rsqrt(var + self.eps)
+        shift = self.bias - mean * scale
+        return scale.to(self.weight.dtype), shift.to(self.weight.dtype)
+
+    def _parallel(self) -> bool:
+        return self.sync and distributed.is_initialized() and distributed.get_world_size() > 1
+
+    @torch.no_grad()
+    def _observe(self, mean: Tensor, var: Tensor, total: int | Tensor) -> None:
+        rest = (total - 1).clamp(min=1) if isinstance(total, Tensor) else max(total - 1, 1)
+        for name, seen in (("running_mean", mean), ("running_var", var * (total / rest))):
+            buffer = self.get_buffer(name)
+            if isinstance(total, Tensor):  # of all ranks; there may be no row
+                seen = torch.where(total > 0, seen, buffer)
+            buffer.lerp_(seen.to(buffer.dtype), self.momentum)
+
+    def extra_repr(self) -> str:
+        """Show the width and whether ranks are synchronized."""
+        return f"{self.width}, sync=True" if self.sync else str(self.width)
+
+
+def _over_ranks(mean: Tensor, var: Tensor, total: int) -> tuple[Tensor, ...]:
+    """Return mean, variance and number of the rows of all ranks, and the share of this rank."""
+    # Variances plus squared distances of the means (Chan, Golub, LeVeque 1983), added in the same
+    # order on all ranks; sums of squares would lose digits.
+    own = torch.cat([mean, var, mean.new_full((1,), total)])
+    of_ranks = [torch.empty_like(own) for _ in range(distributed.get_world_size())]
+    distributed.all_gather(of_ranks, own)
+    means, variances, totals = torch.stack(of_ranks).split([len(mean), len(var), 1], 1)
+    shares = totals / totals.sum().clamp(min=1)
+    mean = (shares * means).sum(0)
+    var = (shares * (variances + (means - mean).square())).sum(0)
+    return mean, var, totals.sum(), shares[distributed.get_rank()]
+
+
+class _OverRanks(Function):
+    """Combine the moments of all ranks; each pass communicates once."""
+
+    @staticmethod
+    def forward(ctx: Any, mean: Tensor, var: Tensor, total: int) -> tuple[Tensor, ...]:
+        *moments, share = _over_ranks(mean, var, total)
+        ctx.save_for_backward(mean - moments[0], share)
+        ctx.mark_non_differentiable(moments[2])
+        return tuple(moments)
+
+    @staticmethod
+    def backward(ctx: Any, grad_mean: Tensor, grad_var: Tensor, _: Any) -> Any:
+        check_first_derivative("CountedBatchNorm in training", "model.eval(), or norm='layer'")
+        both = torch.stack([grad_mean, grad_var])
+        distributed.all_reduce(both)
+        centered, share = ctx.saved_tensors
+        return share * (both[0] + 2 * centered * both[1]), share * both[1], None
+
+
+class _Normalize(Function):
+    """Save one intermediate result; autograd alone would save four."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        rows: Tensor,
+        share: Tensor,
+        weight: Tensor,
+        bias: Tensor,
+        eps: float,
+        total: int | None,
+    ) -> tuple[Tensor, ...]:
+        """Return also mean and variance; given ``total``, those of all ranks and their number."""
+        mean = share @ rows
+        centered = rows - mean
+        var = share @ centered.square()
+        moments = [mean, var]
+        ctx.parallel = total is not None
+        if total is not None:
+            *moments, share_of_rank = _over_ranks(mean, var, total)
+            centered += mean - moments[0]
+            share = share * share_of_rank
+        scale = torch.rsqrt(moments[1] + eps)
+        centered *= scale
+        ctx.save_for_backward(centered, share, scale * weight)
+        ctx.mark_non_differentiable(*moments)
+        return torch.addcmul(bias, centered, weight), *moments
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor, *_: Any) -> Any:
+        check_first_derivative("CountedBatchNorm in training", "model.eval(), or norm='layer'")
+        normalized, share, scale = ctx.saved_tensors
+        grad_bias = gradient.sum(0)
+        grad_weight = (gradient * normalized).sum(0)
+        total_bias, total_weight = grad_bias, grad_weight
+        if ctx.parallel:
+            totals = torch.stack([grad_bias, grad_weight])
+            distributed.all_reduce(totals)
+            total_bias, total_weight = totals
+        # g - c / n (sum of g + y times sum of g y), then the scale
+        grad_rows = torch.addcmul(total_bias, normalized, total_weight)
+        grad_rows *= -share[:, None]
+        grad_rows += gradient
+        grad_rows *= scale
+        return grad_rows, None, grad_weight, grad_bias, None, None
+
+
+def order_moments(parts: Float[Tensor, "atom parts"], pairs: Pairs) -> Moments:
+    """Compute mean and variance of u_i + v_j over all ordered pairs from atoms alone."""
+    # With u and v centered, d_i pairs at atom i and n ordered pairs, the variance is
+    # (sum_i d_i (u_i^2 + v_i^2) + 2 sum_i u_i sum_{j paired with i} v_j) / n.
+    with without_autocast(parts):
+        parts = in_single(parts)
+        share = pairs.ptr.diff().to(parts.dtype) / max(pairs.num_entries, 1)
+        mean = share @ parts
+        u, v = (parts - mean).chunk(2, 1)
+        cross = (u * neighbor_sum(v, pairs)).sum(0) / max(pairs.num_entries, 1)
+        var = share @ (u.square() + v.square()) + 2 * cross
+    return mean[: u.size(1)] + mean[u.size(1) :], var.clamp(min=0), pairs.num_entries
+
+
+def _counts(pairs: Pairs, coded: bool, dtype: torch.dtype) -> Tensor:
+    """Number of ordered pairs per pair or code, at least in single precision."""
+    # float16 ends at 65504, and bfloat16 is exact only up to 256.
+    dtype = torch.promote_types(dtype, torch.float32)
+
+    def build() -> Tensor:
+        counts = pairs.code_count.sum(0) if coded else pairs.weight
+        return counts.to(dtype)
+
+    return pairs.remember(("counts", coded, dtype), build)
+
+
+def _hidden_widths(hidden: int | Mapping[str, int]) -> dict[str, int]:
+    if isinstance(hidden, int):
+        return dict.fromkeys(HIDDEN, hidden)
+    return dict.fromkeys(HIDDEN, 50) | dict(hidden)
+
+
+def _check_options(hidden: Mapping[str, int], norm: str | None, **widths: int | None) -> None:
+    if norm not in (None, "batch", "layer"):
+        expected = "'batch', 'layer' or None"
+        raise mismatch(ValueError, "WeaveConv: unknown norm", expected, repr(norm))
+    wrong = [f"{name}={width}" for name, width in hidden.items() if width < 1 or name not in HIDDEN]
+    wrong += [f"{name}={n}" for name, n in widths.items() if n is not None and n < 1]
+    if wrong:
+        expected = f"at least 1; hidden widths of {', '.join(HIDDEN)}"
+        raise mismatch(ValueError, "WeaveConv: invalid width", expected, ", ".join(wrong))
