@@ -114,21 +114,6 @@ def check_shared_leaves(owner: str, schedule: Levels, x: Tensor, leaf_inverse: T
         raise mismatch(ValueError, problem, expected, got)
 
 
-def rows_of_nodes(schedule: Levels, nodes: Tensor) -> Tensor:
-    """Return the rows of chosen nodes in level order."""
-    if nodes.dim() != 1 or nodes.dtype not in (torch.int32, torch.int64):
-        problem = "RecursiveLayer: invalid nodes"
-        raise mismatch(TypeError, problem, "int64[chosen]", describe_value(nodes))
-    try:
-        return schedule.row.index_select(0, nodes) - 1
-    except IndexError as error:
-        problem = "RecursiveLayer: nodes out of range"
-        expected = f"0 to {schedule.num_nodes - 1}"
-        got = f"{int(nodes.min())} to {int(nodes.max())}"
-        hint = "nodes of the schedule's own batch"
-        raise mismatch(IndexError, problem, expected, got, hint=hint) from error
-
-
 # Explainers and hooks of PyG.
 
 # By the attribute that holds them.

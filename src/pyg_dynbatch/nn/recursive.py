@@ -30,7 +30,6 @@ from pyg_dynbatch.nn.checks import (
     checked_edge_mask,
     find_schedule,
     masks_need_edges,
-    rows_of_nodes,
 )
 
 
@@ -59,8 +58,8 @@ class RecursiveLayer(MessagePassing):
         ValueError: If a schedule was made for another layer, other edges or another number of
             nodes; or if an explainer sets no edge mask (``GraphMaskExplainer``).
         IndexError: If ``nodes`` is out of range (on CPUs; GPUs report it differently).
-        TypeError: If ``edge_index`` is not a dense tensor, ``x`` is not a dense tensor of the
-            cell's width and dtype, or ``nodes`` is not a vector of integers.
+        TypeError: If ``edge_index`` is not a dense tensor, or ``x`` is not a dense tensor of the
+            cell's width and dtype.
 
     Example:
         >>> layer = RecursiveLayer(TreeRNNCell(4, 3))
@@ -126,7 +125,7 @@ class RecursiveLayer(MessagePassing):
         graph = GraphFields(edge_index, child_slot, has_input)
         schedule = find_schedule(reads, x, graph, schedule)
         inputs = self._input_rows(schedule, x, inputs_only, leaf_inverse)
-        chosen = None if nodes is None else rows_of_nodes(schedule, nodes)
+        chosen = None if nodes is None else schedule.row.index_select(0, nodes) - 1
         weight: Tensor | None = None
         states: States | None = None
         if self.explain and schedule.num_edges:
