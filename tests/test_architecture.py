@@ -57,22 +57,14 @@ NO_EXAMPLE = {
 
 # Classes and aliases that are defined more than once, and how often: to be renamed, none added.
 DEFINED_SEVERAL_TIMES = {
-    "Column": 2,
     "Form": 2,
-    "Function": 2,
     "Length": 2,
-    "Model": 2,
     "Operation": 2,
     "Part": 2,
-    "Record": 2,
-    "Rows": 4,
-    "Run": 2,
     "Site": 2,
     "Table": 2,
     "Value": 2,
-    "Values": 2,
     "_Below": 2,
-    "_Record": 2,
 }
 # The name of a class or alias, unlike a constant and most type variables.
 CAPITALIZED = re.compile(r"_*[A-Z]\w*[a-z]\w*")

@@ -6,40 +6,40 @@ A metric of which the data leave no value, such as a correlation with a constant
 import numpy as np
 from jaxtyping import Float
 
-Values = Float[np.ndarray, " example"]
+ExampleValues = Float[np.ndarray, " example"]
 
 
-def mse(guess: Values, gold: Values) -> float:
+def mse(guess: ExampleValues, gold: ExampleValues) -> float:
     """Return the mean squared error."""
     return float(np.square(guess - gold).mean())
 
 
-def rmse(guess: Values, gold: Values) -> float:
+def rmse(guess: ExampleValues, gold: ExampleValues) -> float:
     """Return the root of the mean squared error."""
     return mse(guess, gold) ** 0.5
 
 
-def mae(guess: Values, gold: Values) -> float:
+def mae(guess: ExampleValues, gold: ExampleValues) -> float:
     """Return the mean absolute error."""
     return float(np.abs(guess - gold).mean())
 
 
-def r2(guess: Values, gold: Values) -> float:
+def r2(guess: ExampleValues, gold: ExampleValues) -> float:
     """Return the share of the variance that is explained."""
     return float(1 - mse(guess, gold) / gold.var()) if varies(gold) else np.nan
 
 
-def pearson(guess: Values, gold: Values) -> float:
+def pearson(guess: ExampleValues, gold: ExampleValues) -> float:
     """Return the linear correlation."""
     return float(np.corrcoef(guess, gold)[0, 1]) if varies(guess) and varies(gold) else np.nan
 
 
-def spearman(guess: Values, gold: Values) -> float:
+def spearman(guess: ExampleValues, gold: ExampleValues) -> float:
     """Return Spearman's rank correlation; tied values get their mean rank."""
     return pearson(_ranks(guess), _ranks(gold))
 
 
-def average_precision(score: Values, positive: np.ndarray) -> float:
+def average_precision(score: ExampleValues, positive: np.ndarray) -> float:
     """Return the average precision, the area under the curve as steps; tied scores are one."""
     if not varies(positive):
         return np.nan
@@ -48,7 +48,7 @@ def average_precision(score: Values, positive: np.ndarray) -> float:
     return float(hits @ (np.cumsum(hits) / np.cumsum(counts)) / hits.sum())
 
 
-def roc_auc(score: Values, positive: np.ndarray) -> float:
+def roc_auc(score: ExampleValues, positive: np.ndarray) -> float:
     """Return the area under the ROC curve, by ranks; tied scores count one half."""
     if not varies(positive):
         return np.nan
@@ -61,6 +61,6 @@ def varies(values: np.ndarray) -> bool:
     return bool(values.size) and bool(values.min() < values.max())
 
 
-def _ranks(values: Values) -> Values:
+def _ranks(values: ExampleValues) -> ExampleValues:
     _, place, counts = np.unique(values, return_inverse=True, return_counts=True)
     return (np.cumsum(counts) - counts / 2)[place]

@@ -29,7 +29,7 @@ from pyg_dynbatch.nn import RecursiveCell, RecursiveLayer
 TOLERANCE = 1e-10
 
 Inputs = Mapping[Any, Any]
-Run = Callable[[Inputs], Any]
+Way = Callable[[Inputs], Any]
 
 
 def prepared(module: Any) -> Any:
@@ -47,7 +47,7 @@ def joined(results: Sequence[Any]) -> Any:
     return tree_map(lambda *parts: torch.cat(parts), *results)
 
 
-def gradients_of(module: nn.Module, inputs: Inputs, run: Run) -> dict[str, Tensor]:
+def gradients_of(module: nn.Module, inputs: Inputs, run: Way) -> dict[str, Tensor]:
     """Compute the gradients of a fixed random weighting of all floating-point results."""
     given = tree_map(lambda p: p.clone().requires_grad_(p.is_floating_point()), dict(inputs))
     leaves = dict(module.named_parameters())
@@ -84,9 +84,9 @@ def _assert_agree(what: str, results: Mapping[str, Any], tolerance: float) -> No
         assert_same(f"{what}: {way} = {first}", wanted, found, tolerance)
 
 
-def _ways(engine: Engine, recordings: Sequence[Recording]) -> dict[str, Run]:
+def _ways(engine: Engine, recordings: Sequence[Recording]) -> dict[str, Way]:
     """Return all ways to run recordings, the reference first."""
-    ways: dict[str, Run] = {"one by one": partial(run_one_by_one, engine, recordings)}
+    ways: dict[str, Way] = {"one by one": partial(run_one_by_one, engine, recordings)}
     for policy in ("depth", "agenda"):
         schedule = schedule_recordings(recordings, policy)
         ways[f"batched ({policy})"] = partial(engine, schedule)
@@ -368,7 +368,7 @@ def assert_model_agrees(
         results = model(collate(batch))
         return dict(results) if isinstance(results, Mapping) else results
 
-    ways: dict[str, Run] = {
+    ways: dict[str, Way] = {
         "each example alone": lambda _: joined([results_of([example]) for example in examples]),
         "batch": lambda _: results_of(examples),
     }

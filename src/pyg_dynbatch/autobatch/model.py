@@ -27,7 +27,7 @@ from pyg_dynbatch.autobatch.signatures import NOTE, Table, failed
 from pyg_dynbatch.autobatch.state import holds_values
 from pyg_dynbatch.autobatch.tracing import (
     Ahead,
-    Column,
+    ResultColumn,
     Schedule,
     recording_of,
     replay,
@@ -136,7 +136,7 @@ class AutoBatch(nn.Module):
         }
         return self._finish(tree_unflatten(leaves, structure), found)
 
-    def _columns(self, session: Session, examples: list[Any]) -> tuple[list[Column], Any]:
+    def _columns(self, session: Session, examples: list[Any]) -> tuple[list[ResultColumn], Any]:
         return _collect(session, run_examples(session, partial(self._record, session), examples))
 
     def collate(self, examples: Iterable[Any]) -> Schedule:
@@ -508,7 +508,7 @@ def _release(kinds: Iterable[type]) -> None:
                 gc.enable()
 
 
-def _collect(session: Session, results: list[Any]) -> tuple[list[Column], Any]:
+def _collect(session: Session, results: list[Any]) -> tuple[list[ResultColumn], Any]:
     """Collect the leaves of all results; also return their structure."""
     found, structure = _columns_of(results)
     what = "autobatch: examples return tensors of different shapes or dtypes"
@@ -521,9 +521,9 @@ def _collect(session: Session, results: list[Any]) -> tuple[list[Column], Any]:
     return columns, structure
 
 
-def _emitted(session: Session) -> dict[str, tuple[Column, list[int]]]:
+def _emitted(session: Session) -> dict[str, tuple[ResultColumn, list[int]]]:
     """Collect what was emitted, by example: examples take turns where they read values."""
-    found: dict[str, tuple[Column, list[int]]] = {}
+    found: dict[str, tuple[ResultColumn, list[int]]] = {}
     for name, (values, examples) in session.emitted.items():
         order = sorted(range(len(examples)), key=examples.__getitem__)
         examples = [examples[n] for n in order]

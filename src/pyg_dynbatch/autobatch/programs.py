@@ -26,10 +26,8 @@ from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.core.listing import NeedsPython
 from pyg_dynbatch.core.operation import Ragged
 from pyg_dynbatch.core.program import BatchedCall, Call, Program
-from pyg_dynbatch.core.recording import Record, records_of
+from pyg_dynbatch.core.recording import DecodedRecord, records_of
 from pyg_dynbatch.core.types import RaggedRows, TensorType, has_gradient
-
-Rows = Sequence[Tensor]
 
 
 class Operands:
@@ -302,10 +300,10 @@ def _ragged_rows(
     return RaggedRows(rows, calls, size)
 
 
-class _Record:
+class _BodyRecord:
     """One record of a body: its site, what it reads, and the numbers of its results."""
 
-    def __init__(self, table: Table, record: Record) -> None:
+    def __init__(self, table: Table, record: DecodedRecord) -> None:
         self.site: Site = table.sites[record.number]
         self.results = range(record.begin, record.begin + len(self.site.kinds))
         target = self.site.spec.target if self.site.spec else None
@@ -319,11 +317,11 @@ class _Record:
         ]
 
 
-def _needed(body: Body, outputs: Sequence[int]) -> list[_Record]:
+def _needed(body: Body, outputs: Sequence[int]) -> list[_BodyRecord]:
     """List the records of a body that make operands, or values on which the outputs depend."""
-    records = [_Record(body.table, each) for each in records_of(body.table.recorded, body.code)]
+    records = [_BodyRecord(body.table, each) for each in records_of(body.table.recorded, body.code)]
     needed = set(outputs)
-    kept = list[_Record]()
+    kept = list[_BodyRecord]()
     for record in reversed(records):
         if record.site.spec is None or not needed.isdisjoint(record.results):
             needed.update(record.reads)
@@ -331,11 +329,11 @@ def _needed(body: Body, outputs: Sequence[int]) -> list[_Record]:
     return kept[::-1]
 
 
-def _grouped(records: Sequence[_Record]) -> Iterator[list[_Record]]:
+def _grouped(records: Sequence[_BodyRecord]) -> Iterator[list[_BodyRecord]]:
     """Order records so that calls which can be made at once are together: they wait for others."""
     waiting, made = [*records], set[int]()
     while waiting:
-        blocked = list[_Record]()
+        blocked = list[_BodyRecord]()
         for each in waiting:
             if each.may_join or not made.issuperset(each.reads):
                 blocked.append(each)
@@ -363,7 +361,7 @@ class _Split(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, parts: Rows, wanted: Sequence[Sequence[int]], *tensors: Tensor
+        ctx: Any, parts: Sequence[Tensor], wanted: Sequence[Sequence[int]], *tensors: Tensor
     ) -> tuple[Tensor, ...]:
         ctx.parts, ctx.wanted = parts, wanted
         ctx.shapes = [(tensor.shape, tensor.requires_grad) for tensor in tensors]
@@ -396,7 +394,9 @@ class _Split(torch.autograd.Function):
         return None, None, *found
 
 
-def _taken(parts: Rows, wanted: Sequence[Sequence[int]], tensors: Rows) -> list[Tensor]:
+def _taken(
+    parts: Sequence[Tensor], wanted: Sequence[Sequence[int]], tensors: Sequence[Tensor]
+) -> list[Tensor]:
     return [
         tensors[number].index_select(0, part)
         for part, numbers in zip(parts, wanted, strict=True)
@@ -405,10 +405,12 @@ def _taken(parts: Rows, wanted: Sequence[Sequence[int]], tensors: Rows) -> list[
 
 
 class _Merge(torch.autograd.Function):
-    """Tensors whose rows were split, from those of all parts."""
+    """Sequence[Tensor] whose rows were split, from those of all parts."""
 
     @staticmethod
-    def forward(ctx: Any, parts: Rows, width: int, *pieces: Tensor) -> tuple[Tensor, ...]:
+    def forward(
+        ctx: Any, parts: Sequence[Tensor], width: int, *pieces: Tensor
+    ) -> tuple[Tensor, ...]:
         ctx.parts, ctx.width = parts, width
         ctx.set_materialize_grads(False)
         found = _merged(parts, width, pieces)
@@ -432,14 +434,16 @@ def _chunks(values: Sequence[Any], width: int) -> list[Sequence[Any]]:
     return [values[n : n + width] for n in range(0, len(values), width)]
 
 
-def _merged(parts: Rows, width: int, pieces: Rows) -> list[Tensor]:
+def _merged(parts: Sequence[Tensor], width: int, pieces: Sequence[Tensor]) -> list[Tensor]:
     order = torch.cat(list(parts))
     place = torch.empty_like(order)
     place[order] = torch.arange(order.numel(), device=order.device)
     return [torch.cat(list(pieces[n::width])).index_select(0, place) for n in range(width)]
 
 
-def split(parts: Rows, wanted: Sequence[Sequence[int]], tensors: Sequence[Any]) -> list[list[Any]]:
+def split(
+    parts: Sequence[Tensor], wanted: Sequence[Sequence[int]], tensors: Sequence[Any]
+) -> list[list[Any]]:
     """Return for each part the rows of all tensors; ``None`` in place of those not wanted."""
     used = sorted({number for numbers in wanted for number in numbers})
     given = [tensors[number] for number in used]
@@ -455,7 +459,7 @@ def split(parts: Rows, wanted: Sequence[Sequence[int]], tensors: Sequence[Any]) 
     return found
 
 
-def merge(parts: Rows, pieces: Sequence[Sequence[Tensor]]) -> Sequence[Tensor]:
+def merge(parts: Sequence[Tensor], pieces: Sequence[Sequence[Tensor]]) -> Sequence[Tensor]:
     """Put the rows of all parts back in order; for each part, as many tensors."""
     flat = [tensor for piece in pieces for tensor in piece]
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in flat):
@@ -512,7 +516,7 @@ class Loop(Own):
                 operands[:width] = body(operands, size)
             else:
                 raise endless(most, size)
-            found: Rows = operands[:width]
+            found: Sequence[Tensor] = operands[:width]
             if rows_of is not None:
                 found = merge([*places, rows_of], [*pieces, found])
             return tuple(found) if width > 1 else found[0]
@@ -550,7 +554,7 @@ class Choice(Own):
             taken = [number for number, part in enumerate(rows) if part.numel()]
             if sum(part.numel() for part in rows) < size:
                 raise out_of_range(choice.tolist(), len(runs))
-            found: Rows
+            found: Sequence[Tensor]
             if len(taken) == 1:
                 found = runs[taken[0]](operands, size)
             else:

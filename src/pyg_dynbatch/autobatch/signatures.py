@@ -29,7 +29,7 @@ from pyg_dynbatch.core import recording
 from pyg_dynbatch.core.engine import Engine
 from pyg_dynbatch.core.errors import Mismatch, mismatch
 from pyg_dynbatch.core.listing import NeedsPython
-from pyg_dynbatch.core.operation import Function, Operations, Ragged, Signature, row_type_of
+from pyg_dynbatch.core.operation import Operations, Ragged, Signature, TorchFunction, row_type_of
 from pyg_dynbatch.core.recording import CALL, INPUT, Sites
 from pyg_dynbatch.core.shadow import draw_rows, drawn_like, shadow, undisturbed
 from pyg_dynbatch.core.types import TensorType
@@ -328,7 +328,7 @@ class _Drawn(dict[str, Tensor]):
 _BUILT_IN = BuiltinFunctionType | MethodDescriptorType | WrapperDescriptorType
 
 
-class _Call(Function):
+class _Call(TorchFunction):
     """Call a target with rows and parameters in the places of its template."""
 
     def __init__(self, spec: Spec, module: nn.Module | None, tensors: dict[str, Tensor]) -> None:

@@ -30,7 +30,7 @@ from pyg_dynbatch.core.scheduling import Joined, begins_of, join, move
 from pyg_dynbatch.core.steps import Steps
 from pyg_dynbatch.core.types import TensorType
 
-Column = tuple[int, list[int]] | list[Any]
+ResultColumn = tuple[int, list[int]] | list[Any]
 """One leaf of all results: a row type and the value of each example, or other objects."""
 
 
@@ -232,7 +232,7 @@ def _fits(recording: Recording, joined: Joined, made: Sequence[Site]) -> bool:
     )
 
 
-Rows = tuple[int, Tensor]
+PickedRows = tuple[int, Tensor]
 """Rows of a buffer: its number, and an index vector."""
 
 
@@ -254,9 +254,9 @@ class Schedule(MovablePlan):
     parts: list[Part]
     specs: tuple[Spec, ...]
     outside: dict[TensorType, Tensor]
-    columns: list[Rows | list[Any]]
+    columns: list[PickedRows | list[Any]]
     structure: Any
-    emitted: dict[str, tuple[Rows, Tensor]]
+    emitted: dict[str, tuple[PickedRows, Tensor]]
     num_examples: int
     model: Fingerprint
 
@@ -272,7 +272,7 @@ class Schedule(MovablePlan):
         return *(t for part in self.parts for t in part._tensors()), *self.outside.values(), *rows
 
     def _apply(self, fn: Callable[[Tensor], Tensor]) -> "Schedule":
-        def moved(rows: Rows) -> Rows:
+        def moved(rows: PickedRows) -> PickedRows:
             return rows[0], fn(rows[1])
 
         return replace(
@@ -285,7 +285,7 @@ class Schedule(MovablePlan):
 
 
 def wanted_values(
-    columns: Sequence[Column], emitted: Mapping[str, tuple[Column, list[int]]]
+    columns: Sequence[ResultColumn], emitted: Mapping[str, tuple[ResultColumn, list[int]]]
 ) -> list[int]:
     """List the values that the results and the emitted values read."""
     read = [column for column in columns if isinstance(column, tuple)]
@@ -294,15 +294,15 @@ def wanted_values(
 
 
 def schedule_batch(
-    session: Session, columns: Sequence[Column], structure: Any,
-    emitted: Mapping[str, tuple[Column, list[int]]], num_examples: int,
+    session: Session, columns: Sequence[ResultColumn], structure: Any,
+    emitted: Mapping[str, tuple[ResultColumn, list[int]]], num_examples: int,
 ) -> Schedule:  # fmt: skip
     """Schedule what a session has recorded."""
     session.check_state()
     parts = session.plan(wanted=wanted_values(columns, emitted))
     outside = _plain(session)
 
-    def rows_of(column: Any) -> Rows:
+    def rows_of(column: Any) -> PickedRows:
         rows = session.values.rows_of(np.array(column[1], dtype=np.int64))
         return column[0], torch.from_numpy(rows)
 

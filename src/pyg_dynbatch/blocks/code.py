@@ -113,7 +113,7 @@ class CompiledSource:
 MAX_NESTING = 12
 
 
-class Model:
+class ModelCode:
     """What all functions of one model share: operations, call sites, host objects, functions."""
 
     def __init__(self, operations: Operations) -> None:
@@ -223,7 +223,7 @@ class Code:
     and a tuple of values where the type is a tuple.
     """
 
-    def __init__(self, model: Model, function: str) -> None:
+    def __init__(self, model: ModelCode, function: str) -> None:
         self.model = model
         self.function = function
         # Each with its origin, see :class:`CompiledSource`.

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from pyg_dynbatch.blocks.block import Block, Identity, convert_to_block, runners
-from pyg_dynbatch.blocks.code import Code, Model, TraceError
+from pyg_dynbatch.blocks.code import Code, ModelCode, TraceError
 from pyg_dynbatch.blocks.control import Record, Void
 from pyg_dynbatch.blocks.draw import explained
 from pyg_dynbatch.blocks.sequences import Broadcast, Map
@@ -151,7 +151,7 @@ def compile_block(root: Block, operations: Operations) -> Tracer:
     for block in blocks:
         block._known("input")
         block._known("output")
-    model = Model(operations)
+    model = ModelCode(operations)
     code = Code(model, "root")
     code.path = root._path()
     reader = _reader_of(root._known("input")).set_input_type(PyObjectType())

@@ -12,7 +12,15 @@ import numpy as np
 
 from pyg_dynbatch.core.operation import Ragged, Signature, row_type_of
 from pyg_dynbatch.core.policy import Policy, order_calls
-from pyg_dynbatch.core.recording import CONSTANT, INPUT, Record, Site, Sites, record_at, records_of
+from pyg_dynbatch.core.recording import (
+    CONSTANT,
+    INPUT,
+    DecodedRecord,
+    Site,
+    Sites,
+    record_at,
+    records_of,
+)
 from pyg_dynbatch.core.types import RowType
 
 INVALID = -2
@@ -55,7 +63,7 @@ def _checked_records(
     code: list[int],
     num_inputs: Mapping[RowType, int],
     num_constants: Mapping[int, int],
-) -> Iterator[Record]:
+) -> Iterator[DecodedRecord]:
     """Decode the records of an example; raise a ValueError for one that nobody has recorded."""
     types: dict[int, RowType] = {}  # of each value
     constants_left = dict(num_constants)  # of each site

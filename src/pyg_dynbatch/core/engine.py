@@ -10,11 +10,11 @@ from torch import Tensor, nn
 
 from pyg_dynbatch.core.errors import describe_value, mismatch
 from pyg_dynbatch.core.operation import (
-    Function,
     Operation,
     Operations,
     Ragged,
     Signature,
+    TorchFunction,
     calls_only,
     row_type_of,
 )
@@ -253,8 +253,11 @@ def step_call(engine: Engine, operation: Operation) -> StepCall:
     owner = getattr(call.function, "__self__", call.function)
     outputs: Sequence[Any] = operation.signature.outputs
     keeps_dtypes = [dtype for _, dtype in call.expected] == [part.dtype for part in outputs]
-    function = owner.of_run(call.function) if isinstance(owner, Function) and keeps_dtypes else None
-    return call if function is None else FunctionCall(engine, operation, function)
+    if isinstance(owner, TorchFunction) and keeps_dtypes:
+        function = owner.of_run(call.function)
+        if function is not None:
+            return FunctionCall(engine, operation, function)
+    return call
 
 
 class Run:

@@ -85,7 +85,7 @@ def row_type_of(argument: RowType | Ragged) -> RowType:
     return argument.row_type if isinstance(argument, Ragged) else argument
 
 
-class Function:
+class TorchFunction:
     """A callable that may stand for a function of torch."""
 
     def of_run(self, called: Callable[..., Any]) -> Callable[..., Any] | None:

@@ -42,7 +42,7 @@ from pyg_dynbatch.core.types import (
 CONSTANT, INPUT, CALL = 0, 1, 2
 """Kinds of sites."""
 
-Rows = tuple[np.ndarray, ...]
+ConstantRows = tuple[np.ndarray, ...]
 """Constants of one row type, one array ``[row, ...]`` per part."""
 
 
@@ -191,7 +191,7 @@ def _add_signature(by_name: dict[str, Signature], site: Site) -> None:
         raise mismatch(TypeError, problem, expected=known, got=signature, hint=hint)
 
 
-class Record(NamedTuple):
+class DecodedRecord(NamedTuple):
     """One record, decoded."""
 
     begin: int
@@ -200,7 +200,7 @@ class Record(NamedTuple):
     end: int
 
 
-def record_at(sites: Sequence[Site], code: Any, begin: int) -> Record:
+def record_at(sites: Sequence[Site], code: Any, begin: int) -> DecodedRecord:
     """Decode one record."""
     number = int(code[begin])
     site = sites[number]
@@ -213,10 +213,10 @@ def record_at(sites: Sequence[Site], code: Any, begin: int) -> Record:
             end += 1
         arguments.append([int(value) for value in code[end : end + size]])
         end += size
-    return Record(begin, number, arguments, max(end, begin + len(site.results)))
+    return DecodedRecord(begin, number, arguments, max(end, begin + len(site.results)))
 
 
-def records_of(sites: Sequence[Site], code: Any, begin: int = 0) -> Iterator[Record]:
+def records_of(sites: Sequence[Site], code: Any, begin: int = 0) -> Iterator[DecodedRecord]:
     """Decode records one by one."""
     while begin < len(code):
         record = record_at(sites, code, begin)
@@ -312,7 +312,7 @@ class Recording:
 
     sites: Sites = Sites()
     code: Any = field(default_factory=lambda: array("i"))
-    data: dict[int, list[Rows]] = field(default_factory=dict)
+    data: dict[int, list[ConstantRows]] = field(default_factory=dict)
     num_inputs: dict[RowType, int] = field(default_factory=dict)
     outputs: dict[str, Any] = field(default_factory=dict)
     model: Any = ""
@@ -341,11 +341,11 @@ class Recording:
             depth.update(dict.fromkeys(results, longest))
         return max(depth.values(), default=0)
 
-    def records(self) -> Iterator[Record]:
+    def records(self) -> Iterator[DecodedRecord]:
         """Decode the records one by one."""
         return records_of(self.sites, self.code)
 
-    def constants_of(self, site: int) -> Rows:
+    def constants_of(self, site: int) -> ConstantRows:
         """Return all constants of a site."""
         pieces = self.data[site]
         if len(pieces) > 1:

@@ -16,8 +16,8 @@ from pyg_dynbatch.core.policy import Policy, checked_policy
 from pyg_dynbatch.core.program import Call, Program
 from pyg_dynbatch.core.recording import (
     CONSTANT,
+    ConstantRows,
     Recording,
-    Rows,
     Sites,
     checked_recordings,
     holds_rows_of,
@@ -282,7 +282,7 @@ class Constants(NamedTuple):
 def _distinct_constants(
     recordings: Sequence[Recording], sites: Sites, first_site: Sequence[int]
 ) -> Constants:
-    found, pieces = Constants.none(sites), dict[int, list[Rows]]()
+    found, pieces = Constants.none(sites), dict[int, list[ConstantRows]]()
     for recording, base in zip(recordings, first_site, strict=True):
         for site, parts in recording.data.items():
             pieces.setdefault(base + site, []).extend(parts)
@@ -305,7 +305,7 @@ def _distinct_constants(
     return found._replace(number=np.concatenate(numbers), row=np.concatenate(rows))
 
 
-def _joined_rows(pieces: Sequence[Rows], row_type: RowType) -> Rows:
+def _joined_rows(pieces: Sequence[ConstantRows], row_type: RowType) -> ConstantRows:
     """Join constants of one type; raise an error if some are not of the type."""
     types = parts_of(row_type)
     if len(types) > 1 and any(len(set(map(len, piece))) > 1 for piece in pieces):
