@@ -70,7 +70,7 @@ def _content(recordings: Sequence[Recording], source: CompiledSource) -> dict[st
     """Convert recordings to what ``torch.load`` reads without running code."""
     sites = dict.fromkeys(site for each in recordings for site in each.data)
     names = dict.fromkeys(name for each in recordings for name in each.outputs)
-    row_types = source.table.row_types
+    row_types = source.site_table.row_types
     return {
         "model": source.fingerprint,
         "code": _column([each.code for each in recordings]),
@@ -111,7 +111,7 @@ def _read(path: Path, source: CompiledSource, num_examples: int) -> list[Recordi
         got = f"model {model}, {len(labels)} examples"
         raise mismatch(ValueError, what, expected, got, where=path, hint="delete it")
     recordings = [
-        Recording(source.table, code, model=model, result=own)
+        Recording(source.site_table, code, model=model, result=own)
         for code, own in zip(_parts_of(content["code"]), labels, strict=True)
     ]
     for site, column in content["data"].items():
@@ -123,6 +123,6 @@ def _read(path: Path, source: CompiledSource, num_examples: int) -> list[Recordi
             if len(values):
                 recording.outputs[name] = values
     for recording, counts in zip(recordings, content["inputs"], strict=True):
-        pairs = zip(source.table.row_types, counts, strict=True)
+        pairs = zip(source.site_table.row_types, counts, strict=True)
         recording.num_inputs.update((row_type, rows) for row_type, rows in pairs if rows)
     return recordings

@@ -98,14 +98,14 @@ class CompiledSource:
     result_type: ResultType
 
     @cached_property
-    def table(self) -> Sites:
+    def site_table(self) -> Sites:
         """The table of sites of recordings."""
         return Sites(each.site for each in self.sites)
 
     @cached_property
     def fingerprint(self) -> str:
         """A hash of the table of sites and of the types of results; the same in every process."""
-        facts = pyg_dynbatch.__version__, self.table, self.metric_types, self.result_type
+        facts = pyg_dynbatch.__version__, self.site_table, self.metric_types, self.result_type
         return sha256(repr(facts).encode()).hexdigest()[:16]
 
 
@@ -415,7 +415,8 @@ def read_once(value: Any, seen: dict[int, Any] | None = None) -> Any:
     return value
 
 
-# Of calls of declared blocks, after which the arguments are compared for the first time.
+# Calls of declared blocks, after which lists are looked at, and nested ones, after which their
+# arguments are compared.
 _NESTING = 1000
 # Entries of a list of Python integers, after which it is replaced by an array.
 _LONG = 100_000
@@ -430,7 +431,8 @@ def run_trampoline(
 ) -> Any:
     """Run a generator function that yields calls of others; the depth is not limited.
 
-    The records are packed whenever there are many.
+    A function yields ``(function, argument)`` to call another one, whose result is sent to it, and
+    last ``(None, result)``. The records are packed whenever there are many.
     """
     callers: list[Any] = []
     running = function(argument)

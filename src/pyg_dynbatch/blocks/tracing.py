@@ -63,7 +63,7 @@ class Tracer:
         source = self.source
         code, data, metrics, labels, root, cut = self._begin()
         recording = Recording(
-            source.table, np.zeros(0, np.int32), model=source.fingerprint, result=labels
+            source.site_table, np.zeros(0, np.int32), model=source.fingerprint, result=labels
         )
         pieces: list[np.ndarray] = []
 
@@ -131,7 +131,7 @@ class Tracer:
         return Tracer, (self.source,)
 
     def __repr__(self) -> str:
-        operations = len(self.source.table.signatures)
+        operations = len(self.source.site_table.signatures)
         return f"Tracer({len(self.source.origin)} lines, {operations} operations)"
 
 
@@ -341,7 +341,7 @@ def _num_rows(site: CallSite, items: Sequence[Any]) -> int:
 def check_model(source: CompiledSource, model: str, what: str) -> None:
     """Raise an error for recordings of a different model."""
     if model != source.fingerprint:
-        names = ", ".join(signature.name for signature in source.table.signatures) or "none"
+        names = ", ".join(signature.name for signature in source.site_table.signatures) or "none"
         problem = f"Compiler: {what} of a different model"
         expected = f"a recording by this model, {source.fingerprint} (operations: {names})"
         got = f"a recording by model {model}"

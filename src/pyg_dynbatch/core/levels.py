@@ -463,7 +463,8 @@ def _lay_out_in_c(structure: _Structure) -> Levels | None:
         return None
     per_level = counts[:levels].T.tolist()
     used = torch.from_numpy(numbers[: size - nodes + sum(per_level[1])])
-    return structure.levels(used, per_level, bool(room[0]))
+    single_parent = bool(room[0])  # where C leaves it
+    return structure.levels(used, per_level, single_parent)
 
 
 def _is_plain(

@@ -120,7 +120,7 @@ class Sites(list[Site]):
 
     @cached_property
     def fused(self) -> dict[bytes, Any]:
-        """What scheduling knows of the programs of fused steps, by how C describes them."""
+        """The programs of fused steps by how C describes them, which scheduling fills in."""
         return {}
 
     @cached_property
@@ -320,7 +320,8 @@ class Recording:
 
     @cached_property
     def _number_of_site(self) -> dict[Site, int]:
-        self.sites = Sites(self.sites)  # which grows; others may share the one that it was given
+        # Copied before the first call is recorded, since a table grows and others may share it.
+        self.sites = Sites(self.sites)
         return {site: number for number, site in enumerate(self.sites)}
 
     @property

@@ -101,7 +101,7 @@ class RowBuffer:
         self.gradients = GradientBuffer()
 
     def allocate(self, like: Rows, dtypes: tuple[torch.dtype, ...]) -> None:
-        """Allocate all rows; ``like`` has the shape and device of one row."""
+        """Allocate all rows on the device of other rows, ``like``, and in their shape."""
         self.parts = tuple(
             part.new_empty((self.rows, *part.shape[1:]), dtype=dtype)
             for part, dtype in zip(like, dtypes, strict=True)

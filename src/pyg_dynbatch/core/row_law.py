@@ -231,7 +231,7 @@ _DRAWS = 4  # normal, wide, between 0 and 1, some equal values
 
 
 def largest(calls: Sequence[Called]) -> float:
-    """Return the largest absolute number among the arguments of functions; 1 if there is none."""
+    """Return the largest absolute number below 1e30 among the arguments of functions, or 1."""
     leaves = (leaf for call in calls for leaf in call.leaves)
     numbers = (abs(leaf) for leaf in leaves if type(leaf) in (int, float))
     return max((float(number) for number in numbers if number < 1e30), default=1.0) or 1.0

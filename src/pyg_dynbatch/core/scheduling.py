@@ -1,7 +1,7 @@
 """Schedule recorded calls: which run together, in which order, and which rows they read."""
 
 from collections.abc import Iterator, Sequence
-from itertools import accumulate, chain, pairwise
+from itertools import accumulate, chain, islice, pairwise
 from math import prod
 from operator import index
 from typing import Any, NamedTuple
@@ -404,7 +404,9 @@ def merge(
     *,
     merge_equal: bool = True,
 ) -> tuple[Calls, int]:
-    """Merge equal calls; also return how many are left out.
+    """Make one call of equal ones on equal constants; also return how many are left out.
+
+    It fills in what ``records.values`` says of every value but the rows of results.
 
     Args:
         records: What is scheduled.
@@ -465,10 +467,8 @@ def choose(
 def fuse(calls: Calls, kept: np.ndarray, places: np.ndarray | None = None) -> Calls:
     """Let calls that always come together run in one step.
 
-    The reads of the given calls are overwritten.
-
     Args:
-        calls: Merged calls.
+        calls: Merged calls, whose arrays are overwritten: use the result in their place.
         kept: Which values are read later.
         places: Of each value, where in the user's code it was made.
     """
@@ -555,7 +555,8 @@ def _decoded(sites: Sites, code: Sequence[int]) -> FusedProgram:
 def place(calls: Calls, policy: Policy, rows: np.ndarray) -> tuple[tuple[Step, ...], np.ndarray]:
     """Assign the calls to steps; return these, and the row numbers that they refer to.
 
-    ``rows`` counts the rows of each row type, and becomes larger by those of the results.
+    It gives the results rows, in ``values`` of the records. ``rows`` counts the rows of each row
+    type, and becomes larger by those of the results.
     """
     sites, code, _, values = calls.records
     step = np.empty(calls.num_calls, dtype=np.int32)
@@ -586,9 +587,14 @@ def _listed(
     of_steps: list[list[int]],
     slices: np.ndarray,
 ) -> Iterator[Step]:
-    columns = [iter(column) for column in slices.T.tolist()]
+    """Return the steps that C has written: kinds, sizes, first rows, and slices in their order."""
+    rest = iter(slices.tolist())
     for kind, size, *first_rows in of_steps:
-        # The types end first, so that each step takes its slices from the columns.
-        arguments = tuple(map(IndexSlice, argument_types[kind], *columns))
+        own_slices = islice(rest, len(argument_types[kind]))
+        arguments = [
+            IndexSlice(buffer, *own)
+            for buffer, own in zip(argument_types[kind], own_slices, strict=True)
+        ]
+        # As many as the step with the most results has; the others are unused.
         results = tuple(zip(result_types[kind], first_rows, strict=False))
-        yield Step(kind, size, arguments, results)
+        yield Step(kind, size, tuple(arguments), results)

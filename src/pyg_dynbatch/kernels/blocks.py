@@ -431,14 +431,14 @@ class BlockKernel(Kernel):
         # A missing input is an input of zeros.
         missing = min(plan.leaf_cells - plan.leaf_inputs, plan.block)
         zeros = inputs.new_zeros(missing, inputs.size(1)) if missing else inputs
-        leaves = self.gates(plan, rows, inner=False)
+        leaf_gates = self.gates(plan, rows, inner=False)
         for block in plan.leaf_blocks():
             gates = rows.leaf_gates[block.nodes] if plan.keeps else rows.leaf_gates[: block.size]
             if block.filled:
                 product.into(gates, inputs, block.first, block.size)
             else:
                 product.into(gates, zeros, 0, block.size)
-            leaves.forward(block, Gates(gates))
+            leaf_gates.forward(block, Gates(gates))
         if plan.leaf_inverse is not None:
             in_schedule = slice(1, plan.leaves + 1)
             cells = plan.cell_of_leaf
@@ -449,29 +449,31 @@ class BlockKernel(Kernel):
         self, plan: RunPlan, rows: RunRows, weight_hidden: Tensor, incoming: StateGradients
     ) -> tuple[Gates, Tensor]:
         """Go from the roots to the leaves; return gradients before activation."""
-        inner = self.gates(plan, rows, inner=True)
-        grads = _backward_levels(inner, rows, weight_hidden, incoming)
+        inner_gates = self.gates(plan, rows, inner=True)
+        grads = _backward_levels(inner_gates, rows, weight_hidden, incoming)
         of_leaves = torch.empty_like(rows.leaf_gates)
-        leaves = self.gates(plan, rows, inner=False)
+        leaf_gates = self.gates(plan, rows, inner=False)
         incoming = incoming.of_nodes(0, plan.leaves)
         if plan.leaf_inverse is not None:
-            incoming = leaves.sum_equal(incoming, plan.cell_of_leaf, plan.leaf_cells)
+            incoming = leaf_gates.sum_equal(incoming, plan.cell_of_leaf, plan.leaf_cells)
         for block in plan.leaf_blocks():
             here = block.nodes
-            leaves.backward(block, Gates(rows.leaf_gates[here]), incoming, Gates(of_leaves[here]))
+            leaf_gates.backward(
+                block, Gates(rows.leaf_gates[here]), incoming, Gates(of_leaves[here])
+            )
         return grads, of_leaves
 
 
 def _forward_levels(
-    inner: "TorchGates", rows: RunRows, inputs: Tensor, weights: Sequence[Tensor]
+    inner_gates: "TorchGates", rows: RunRows, inputs: Tensor, weights: Sequence[Tensor]
 ) -> None:
     """Compute all inner nodes."""
-    plan = inner.plan
+    plan = inner_gates.plan
     weight_input, weight_hidden, bias = weights
-    columns = (3 + plan.arity) * inner.width
+    columns = (3 + plan.arity) * inner_gates.width
     if not plan.ragged:
         # All children of a node share the bias of the forget gate.
-        own_bias, forget_bias = bias.split([3 * inner.width, inner.width])
+        own_bias, forget_bias = bias.split([3 * inner_gates.width, inner_gates.width])
         bias = torch.cat([own_bias, *[forget_bias] * plan.arity])
     filled = inputs[plan.leaf_inputs :]
     count = filled.size(0)
@@ -482,7 +484,7 @@ def _forward_levels(
         forget_product = RowProduct(weight_hidden[columns:], bias[columns:], precision, plan.slots)
     operand = operand_of(plan, rows)
     for block in plan.blocks:
-        inner.gather(block)
+        inner_gates.gather(block)
         gates = rows.gates_of(block, plan.keeps)
         own = None
         if input_product is not None and block.filled:
@@ -491,7 +493,7 @@ def _forward_levels(
             forget_product.into(gates.forget, rows.gathered, block.edge, block.edges)
         # It also reads a few rows beyond those already filled, whose results are dropped.
         product.into(gates.rows, operand, block.first, block.size)
-        inner.forward(block, gates, own)
+        inner_gates.forward(block, gates, own)
 
 
 def operand_of(plan: RunPlan, rows: RunRows) -> Tensor:
@@ -502,10 +504,10 @@ def operand_of(plan: RunPlan, rows: RunRows) -> Tensor:
 
 
 def _backward_levels(
-    inner: "TorchGates", rows: RunRows, weight: Tensor, incoming: StateGradients
+    inner_gates: "TorchGates", rows: RunRows, weight: Tensor, incoming: StateGradients
 ) -> Gates:
     """Go from the roots to the lowest inner nodes; return the gradients before activation."""
-    plan = inner.plan
+    plan = inner_gates.plan
     columns = rows.gates.size(1)
     grads = rows.new_gates()
     of_inner = incoming.of_nodes(plan.leaves, plan.inner)
@@ -517,7 +519,7 @@ def _backward_levels(
         to_hidden, to_memory = incoming.buffers(block.edge, block.edges)
         of_forget = None if grads.forget is None else grads.forget[block.children]
         of_block = Gates(grads.rows[block.nodes], of_forget, to_memory)
-        inner.backward(block, rows.gates_of(block, keeps=True), of_inner, of_block)
+        inner_gates.backward(block, rows.gates_of(block, keeps=True), of_inner, of_block)
         if grads.forget is None:
             product.into(to_hidden.view(block.size, -1), grads.rows, block.first, block.size)
         else:

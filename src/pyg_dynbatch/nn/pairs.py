@@ -43,7 +43,7 @@ class Pairs(MovablePlan):
         num_atoms: Number of atoms of the mini-batch.
         num_pairs: Number of unordered pairs that are used.
         num_molecules: Number of molecules, some of which may have no pairs or no atoms.
-        num_entries: Number of ordered pairs; a self pair counts once, any other pair twice.
+        num_entries: Number of entries: a pair of two atoms is an entry of both, a self pair one.
         num_codes: Number of different pair codes; 0 for pairs without codes.
         checksum: Of the codes of the batch that a loader made the pairs from.
 
@@ -439,7 +439,11 @@ def _ends_of(half: _UpperPairs) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _orders_of(num_pairs: int, incidence: _Incidence) -> tuple[np.ndarray, np.ndarray]:
-    """List for each atom the ordered pairs that begin there, both orders of a self pair."""
+    """List for each atom the ordered pairs that begin there, both orders of a self pair.
+
+    Pair k of P in the order (first, second) is k, and in the other order P + k: pairs (0, 0) and
+    (0, 1) give 2, 0 and 1 at atom 0, and 3 at atom 1.
+    """
     ptr, entry, other = incidence
     atom = incidence.atom
     alone = other == atom
@@ -727,7 +731,7 @@ class _PairLayers(Function):
 
 
 def order_rows(rows: Float[Tensor, "atom width"], pairs: Pairs) -> Float[Tensor, "two pair width"]:
-    """Look up the first atom of both orders of each pair."""
+    """Return the row of the first atom of both orders of each pair."""
     return _linear(rows, pairs, _begin_rows, _sum_begins)
 
 

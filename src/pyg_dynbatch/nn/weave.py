@@ -159,7 +159,8 @@ class WeaveConv(nn.Module):
             return parts
         norm: CountedBatchNorm = self.norms["ap"]  # type: ignore[assignment]
         # Normalizing a sum of two is scaling both and shifting one.
-        scale, shift = norm.scale_and_shift(order_moments(parts, pairs) if norm.training else None)
+        moments = order_moments(parts, pairs) if norm.training else None
+        scale, shift = norm.observe_and_scale(moments)
         shift = torch.cat([torch.zeros_like(shift), shift])
         return torch.addcmul(shift, parts, torch.cat([scale, scale]))
 
@@ -176,7 +177,7 @@ class WeaveConv(nn.Module):
     def update_pairs(
         self, parts: Tensor, pair: Tensor, pairs: Pairs, *, coded: bool = False
     ) -> Tensor:
-        """Compute f_P from the result of :meth:`split` and the rows of the pairs."""
+        """Compute f_P from the result of :meth:`split`, which may be ``x``, and the pairs' rows."""
         if self._calls_between():
             between = self._call_between(parts, pairs)
         elif self.norm == "layer":
@@ -493,7 +494,7 @@ class CountedBatchNorm(nn.Module):
         parallel = self._parallel()
         is_empty = rows.size(0) == 0 or total == 0
         if not self.training or (is_empty and not parallel):
-            scale, shift = self.scale_and_shift(None)
+            scale, shift = self.observe_and_scale(None)
             return torch.addcmul(shift, rows, scale)
         result_dtype = torch.promote_types(rows.dtype, self.weight.dtype)
         with without_autocast(rows):
@@ -510,8 +511,8 @@ class CountedBatchNorm(nn.Module):
         self._observe(mean, var, total_of_ranks[0] if parallel else total)
         return normalized.to(result_dtype)
 
-    def scale_and_shift(self, moments: Moments | None) -> tuple[Tensor, Tensor]:
-        """Compute every column's factor and summand; moments update the running statistics."""
+    def observe_and_scale(self, moments: Moments | None) -> tuple[Tensor, Tensor]:
+        """Let moments, if any, update the running statistics; return factors and summands."""
         if moments is not None and self._parallel():
             moments = _OverRanks.apply(*moments)
         elif moments is not None and moments[2] == 0:
