@@ -49,14 +49,15 @@ enum { INVALID = -2 }; /* what functions that check their arguments return */
     static PyObject *native_##name(PyObject *module, PyObject *const *args, Py_ssize_t count,      \
                                    PyObject *names)                                                \
     {                                                                                              \
-        struct name given;                                                                         \
-        memset(&given, 0, sizeof given);                                                           \
-        if (read_fields(fields_of_##name, COUNT(fields_of_##name), args, count, names, &given))    \
+        struct name arguments;                                                                     \
+        memset(&arguments, 0, sizeof arguments);                                                   \
+        if (read_fields(fields_of_##name, COUNT(fields_of_##name), args, count, names,             \
+                        &arguments))                                                               \
             return NULL;                                                                           \
         PyThreadState *state = PyEval_SaveThread();                                                \
-        const int64_t found = name(&given);                                                        \
+        const int64_t result = name(&arguments);                                                   \
         PyEval_RestoreThread(state);                                                               \
-        return found == -1 ? PyErr_NoMemory() : PyLong_FromLongLong(found);                        \
+        return result == -1 ? PyErr_NoMemory() : PyLong_FromLongLong(result);                      \
     }
 #define METHOD(name, does)                                                                         \
     {#name, (PyCFunction)(void (*)(void))native_##name, METH_FASTCALL | METH_KEYWORDS, does}

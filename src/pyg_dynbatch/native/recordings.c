@@ -2,7 +2,9 @@
    recordings, whoever wrote them; all other functions trust their arguments. */
 
 #include "recordings.h"
-#include <stdlib.h>
+#include "arena.h"
+#include "graph.h"
+#include "hash.h"
 #include <string.h>
 
 enum { UNUSED = -2 }; /* instead of the number of a call without arguments */
@@ -23,9 +25,9 @@ struct check {
     const int32_t *outputs;       /* values, as their examples number them */
     const int64_t *output_example;
     int64_t num_outputs;
-    int32_t *begins;              /* result */
-    int32_t *type;                /* result: the row type of each value; -1 if there is none */
-    int64_t *left;                /* Room: constants of each site without a record */
+    int32_t *begins; /* result */
+    int32_t *type;   /* result: the row type of each value; -1 if there is none */
+    int64_t *left;   /* room: constants of each site without a record */
 };
 
 /* Where the record at `begin` of an example ends, or -1 if it is invalid. */
@@ -94,8 +96,9 @@ static int64_t check_example(struct check *c, int64_t example, int64_t records)
 /* Returns the number of records, INVALID (Recording.check says why), or -1 without memory. */
 static int64_t check(struct check *c)
 {
+    struct arena arena = {0};
     int64_t records = 0;
-    c->left = calloc(c->num_sites + 1, sizeof *c->left);
+    c->left = new_array(&arena, c->num_sites, sizeof *c->left);
     if (!c->left)
         return -1;
     for (int64_t example = 0; records >= 0 && example < c->examples; example++)
@@ -106,7 +109,7 @@ static int64_t check(struct check *c)
         if (value < 0 || value >= c->ends[example] - first || c->type[first + value] < 0)
             records = INVALID;
     }
-    free(c->left);
+    free_arena(&arena);
     return records;
 }
 
@@ -116,7 +119,7 @@ struct move {
     int32_t *code;       /* also the result */
     const int64_t *ends; /* of the examples */
     int64_t examples, base;
-    const int64_t *first_site; /* of each example: what is added to its sites */
+    const int64_t *first_site;  /* of each example: what is added to its sites */
     const int64_t *first_input; /* its first input row of each row type, `types` per example */
     int64_t types;
 };
@@ -136,7 +139,8 @@ static int64_t move(struct move *m)
                 code[1] += (int32_t)m->first_input[example * m->types + type_of(m->sites, site)];
             else if (m->sites->kind[site] == CALL)
                 for (int32_t each = 0; each < m->sites->arguments[signature]; each++)
-                    for (int32_t left = values_of(m->sites, signature, each, &next); left > 0; left--)
+                    for (int32_t left = values_of(m->sites, signature, each, &next); left > 0;
+                         left--)
                         all[next++ - all] += base;
             code += end - code;
         }
@@ -240,24 +244,20 @@ static int equal_sizes(const struct sites *s, const int32_t *one, const int32_t 
 static int32_t equal_call(struct merge *m, int32_t begin, int64_t reads)
 {
     const int32_t signature = m->sites->signature[m->code[begin]];
-    const int32_t *mine = m->read + m->counts[1];
-    uint64_t hash = 1469598103934665603u ^ (uint32_t)signature;
-    for (int64_t each = 0; each < reads; each++) {
-        hash = (hash ^ (uint32_t)mine[each]) * 1099511628211u;
-        hash ^= hash >> 29;
-    }
-    for (int64_t at = (int64_t)(hash & (uint64_t)m->mask);; at = (at + 1) & m->mask) {
-        const int32_t found = m->slots[at];
-        if (found < 0) {
-            m->slots[at] = (int32_t)m->counts[0];
-            return -1;
-        }
-        const int32_t *const other = m->code + m->begin[found];
+    const int32_t *const own = m->read + m->counts[1];
+    uint64_t hash = FIRST_HASH ^ (uint32_t)signature;
+    for (int64_t each = 0; each < reads; each++)
+        hash = next_hash(hash, (uint32_t)own[each]);
+    int64_t at = (int64_t)hash & m->mask;
+    for (; m->slots[at] >= 0; at = (at + 1) & m->mask) {
+        const int32_t call = m->slots[at], *const other = m->code + m->begin[call];
         if (m->sites->signature[*other] == signature &&
             equal_sizes(m->sites, m->code + begin, other) &&
-            !memcmp(mine, m->read + m->first_read[found], reads * sizeof *mine))
-            return found;
+            !memcmp(own, m->read + m->first_read[call], reads * sizeof *own))
+            return call;
     }
+    m->slots[at] = (int32_t)m->counts[0];
+    return -1;
 }
 
 static void merge_call(struct merge *m, int32_t begin)
@@ -318,8 +318,7 @@ static void merge_records(struct merge *m)
             m->value[begin] = m->constant_value[constant];
             m->row[begin] = m->constant_row[constant];
         } else if (m->sites->kind[site] == INPUT)
-            m->row[begin] =
-                m->code[begin + 1] + (int32_t)m->first_input[type_of(m->sites, site)];
+            m->row[begin] = m->code[begin + 1] + (int32_t)m->first_input[type_of(m->sites, site)];
         else
             merge_call(m, begin);
     }
@@ -331,29 +330,26 @@ static void merge_records(struct merge *m)
 /* Returns the number of calls that remain, or -1 without memory. */
 static int64_t merge(struct merge *m)
 {
-    int64_t entries = 16;
-    while (m->merge_equal && entries < 2 * m->records)
-        entries *= 2;
-    m->mask = entries - 1;
-    m->next_constant = calloc(m->num_sites + 1, sizeof *m->next_constant);
-    m->fixed = malloc(m->size + 1);
-    const int64_t numbers = m->num_signatures + m->num_constants + entries;
-    m->leader = malloc(numbers * sizeof *m->leader);
+    struct arena arena = {0};
+    m->mask = (m->merge_equal ? table_size(m->records) : 1) - 1;
+    m->next_constant = new_array(&arena, m->num_sites, sizeof *m->next_constant);
+    m->fixed = new_array(&arena, m->size, sizeof *m->fixed);
+    m->leader = new_array(&arena, m->num_signatures, sizeof *m->leader);
+    m->constant_value = new_array(&arena, m->num_constants, sizeof *m->constant_value);
+    m->slots = new_array(&arena, m->mask + 1, sizeof *m->slots);
     memset(m->counts, 0, 4 * sizeof *m->counts);
-    const int has_room = m->next_constant && m->fixed && m->leader;
-    if (has_room) {
-        memset(m->leader, -1, numbers * sizeof *m->leader);
-        m->constant_value = m->leader + m->num_signatures;
-        m->slots = m->constant_value + m->num_constants;
+    if (!arena.is_exhausted) {
+        memset(m->leader, -1, m->num_signatures * sizeof *m->leader);
+        memset(m->constant_value, -1, m->num_constants * sizeof *m->constant_value);
+        memset(m->slots, -1, (m->mask + 1) * sizeof *m->slots);
         merge_records(m);
     }
-    free(m->next_constant);
-    free(m->fixed);
-    free(m->leader);
-    return has_room ? m->counts[0] : -1;
+    free_arena(&arena);
+    return arena.is_exhausted ? -1 : m->counts[0];
 }
 
-/* Chooses calls that values depend on, and if `joins` calls of their sites that can run with them. */
+/* Chooses calls that values depend on, and if `joins` calls of their sites that can run with
+   them. */
 struct choose {
     const struct sites *sites;
     const int32_t *code;
@@ -363,134 +359,158 @@ struct choose {
     int64_t num_needed, joins;
     uint8_t *waits; /* result: of each call, whether it is not chosen */
     uint8_t *kept;  /* result: of each value, 1 if a call that waits reads it */
+    /* Room. */
+    struct graph graph; /* of the calls */
+    int32_t *chosen;    /* calls whose reads are still to be chosen */
+    int64_t num_chosen;
+    uint8_t *is_called; /* of each site, whether one of its calls is chosen */
 };
 
-static int32_t maker_of(const struct choose *c, int32_t value)
+/* Chooses the call that makes a value, if it has not been chosen. */
+static void choose_maker(struct choose *c, int32_t value)
 {
-    return c->row[value] >= 0 ? -1 : c->call[value];
+    const int32_t maker = maker_of(&c->graph, value);
+    if (maker < 0 || !c->waits[maker])
+        return;
+    c->waits[maker] = 0;
+    c->chosen[c->num_chosen++] = maker;
+}
+
+/* Whether no call makes what a call reads. */
+static int can_run(const struct choose *c, int64_t call)
+{
+    for (int32_t read = c->first_read[call]; read < c->first_read[call + 1]; read++)
+        if (maker_of(&c->graph, c->read[read]) >= 0)
+            return 0;
+    return 1;
+}
+
+/* Returns how many calls wait. */
+static int64_t choose_calls(struct choose *c)
+{
+    int64_t waiting = 0;
+    memset(c->waits, 1, c->calls);
+    for (int64_t each = 0; each < c->num_needed; each++)
+        choose_maker(c, c->needed[each]);
+    while (c->num_chosen) {
+        const int32_t call = c->chosen[--c->num_chosen];
+        c->is_called[c->code[c->begin[call]]] = 1;
+        for (int32_t read = c->first_read[call]; read < c->first_read[call + 1]; read++)
+            choose_maker(c, c->read[read]);
+    }
+    for (int64_t call = 0; call < c->calls; call++) {
+        if (c->joins && c->waits[call] && c->is_called[c->code[c->begin[call]]] && can_run(c, call))
+            c->waits[call] = 0;
+        if (!c->waits[call])
+            continue;
+        waiting++;
+        for (int32_t read = c->first_read[call]; read < c->first_read[call + 1]; read++)
+            c->kept[c->read[read]] = 1;
+    }
+    return waiting;
 }
 
 /* Returns how many calls wait, or -1 without memory. */
 static int64_t choose(struct choose *c)
 {
-    int64_t waiting = 0, left = 0;
-    int32_t *const stack = malloc((c->calls + 1) * sizeof *stack);
-    uint8_t *const is_chosen = calloc(c->num_sites + 1, 1);
-    if (!stack || !is_chosen) {
-        free(stack);
-        free(is_chosen);
-        return -1;
-    }
-    memset(c->waits, 1, c->calls);
-    for (int64_t each = 0; each < c->num_needed; each++) {
-        const int32_t maker = maker_of(c, c->needed[each]);
-        if (maker >= 0 && c->waits[maker]) {
-            c->waits[maker] = 0;
-            stack[left++] = maker;
-        }
-    }
-    while (left) {
-        const int32_t call = stack[--left];
-        is_chosen[c->code[c->begin[call]]] = 1;
-        for (int32_t each = c->first_read[call]; each < c->first_read[call + 1]; each++) {
-            const int32_t maker = maker_of(c, c->read[each]);
-            if (maker >= 0 && c->waits[maker]) {
-                c->waits[maker] = 0;
-                stack[left++] = maker;
-            }
-        }
-    }
-    for (int64_t call = 0; call < c->calls; call++) {
-        const int32_t first = c->first_read[call], last = c->first_read[call + 1];
-        int can_run = c->joins && c->waits[call] && is_chosen[c->code[c->begin[call]]];
-        for (int32_t each = first; can_run && each < last; each++)
-            can_run = maker_of(c, c->read[each]) < 0;
-        if (can_run)
-            c->waits[call] = 0;
-        waiting += c->waits[call];
-        for (int32_t each = first; c->waits[call] && each < last; each++)
-            c->kept[c->read[each]] = 1;
-    }
-    free(stack);
-    free(is_chosen);
+    struct arena arena = {0};
+    c->graph = (struct graph){.calls = c->calls,
+                              .row = c->row,
+                              .call = c->call,
+                              .first_read = c->first_read,
+                              .read = c->read};
+    c->num_chosen = 0;
+    c->chosen = new_array(&arena, c->calls, sizeof *c->chosen);
+    c->is_called = new_array(&arena, c->num_sites, sizeof *c->is_called);
+    const int64_t waiting = arena.is_exhausted ? -1 : choose_calls(c);
+    free_arena(&arena);
     return waiting;
 }
 
-/* Numbers the different ones of rows of `width` bytes in the order in which they appear. */
-struct distinct {
-    const char *rows;
-    int64_t count, width;
-    int32_t *number; /* result: of each row */
-    int32_t *first;  /* result: the first row of each number */
-};
-
-static int64_t distinct(struct distinct *d)
+static uint64_t hash_of_bytes(const char *bytes, int64_t count)
 {
-    int64_t found = 0, entries = 16;
-    while (entries < 2 * d->count)
-        entries *= 2;
-    int32_t *const slots = malloc(entries * sizeof *slots);
-    if (!slots)
-        return -1;
-    memset(slots, -1, entries * sizeof *slots);
-    for (int64_t each = 0; each < d->count; each++) {
-        const char *row = d->rows + each * d->width;
-        uint64_t hash = 1469598103934665603u, word;
-        int64_t byte = 0;
-        for (; byte + 8 <= d->width; byte += 8) {
-            memcpy(&word, row + byte, 8);
-            hash = (hash ^ word) * 1099511628211u;
-            hash ^= hash >> 29;
-        }
-        for (; byte < d->width; byte++)
-            hash = (hash ^ (unsigned char)row[byte]) * 1099511628211u;
-        hash ^= hash >> 32;
-        for (int64_t at = (int64_t)(hash & (uint64_t)(entries - 1));; at = (at + 1) & (entries - 1)) {
-            if (slots[at] < 0) {
-                slots[at] = (int32_t)found;
-                d->first[found++] = (int32_t)each;
-            } else if (memcmp(row, d->rows + d->first[slots[at]] * d->width, d->width))
-                continue;
-            d->number[each] = slots[at];
-            break;
-        }
+    uint64_t hash = FIRST_HASH, word;
+    int64_t byte = 0;
+    for (; byte + 8 <= count; byte += 8) {
+        memcpy(&word, bytes + byte, 8);
+        hash = next_hash(hash, word);
     }
-    free(slots);
-    return found;
+    for (; byte < count; byte++)
+        hash = next_hash(hash, (unsigned char)bytes[byte]);
+    return hash ^ hash >> 32;
+}
+
+int64_t distinct(struct distinct *d)
+{
+    struct arena arena = {0};
+    const int64_t entries = table_size(d->count);
+    int32_t *const slots = new_array(&arena, entries, sizeof *slots); /* numbers, counted from 1 */
+    int32_t numbers = 0;
+    for (int64_t each = 0; slots && each < d->count; each++) {
+        const char *const row = d->rows + each * d->width;
+        int64_t at = (int64_t)hash_of_bytes(row, d->width) & (entries - 1);
+        while (slots[at] && memcmp(row, d->rows + d->first[slots[at] - 1] * d->width, d->width))
+            at = (at + 1) & (entries - 1);
+        if (!slots[at]) {
+            d->first[numbers] = (int32_t)each;
+            slots[at] = ++numbers;
+        }
+        d->number[each] = slots[at] - 1;
+    }
+    free_arena(&arena);
+    return slots ? numbers : -1;
 }
 
 static const struct field fields_of_check[] = {
-    FIELD(check, sites), FIELD(check, code), FIELD(check, ends), FIELD(check, examples),
-    FIELD(check, first_site), FIELD(check, last_site), FIELD(check, num_sites),
-    FIELD(check, num_inputs), FIELD(check, types), FIELD(check, constants),
-    FIELD(check, last_constant), FIELD(check, outputs), FIELD(check, output_example),
-    FIELD(check, num_outputs), FIELD(check, begins), FIELD(check, type),
+    FIELD(check, sites),          FIELD(check, code),          FIELD(check, ends),
+    FIELD(check, examples),       FIELD(check, first_site),    FIELD(check, last_site),
+    FIELD(check, num_sites),      FIELD(check, num_inputs),    FIELD(check, types),
+    FIELD(check, constants),      FIELD(check, last_constant), FIELD(check, outputs),
+    FIELD(check, output_example), FIELD(check, num_outputs),   FIELD(check, begins),
+    FIELD(check, type),
 };
 static const struct field fields_of_move[] = {
-    FIELD(move, sites), FIELD(move, code), FIELD(move, ends), FIELD(move, examples),
-    FIELD(move, base), FIELD(move, first_site), FIELD(move, first_input), FIELD(move, types),
+    FIELD(move, sites), FIELD(move, code),       FIELD(move, ends),        FIELD(move, examples),
+    FIELD(move, base),  FIELD(move, first_site), FIELD(move, first_input), FIELD(move, types),
 };
 static const struct field fields_of_scan[] = {
-    FIELD(scan, sites), FIELD(scan, code), FIELD(scan, first), FIELD(scan, size),
-    FIELD(scan, begins),
+    FIELD(scan, sites), FIELD(scan, code),   FIELD(scan, first),
+    FIELD(scan, size),  FIELD(scan, begins),
 };
 static const struct field fields_of_merge[] = {
-    FIELD(merge, sites), FIELD(merge, code), FIELD(merge, size), FIELD(merge, num_sites),
-    FIELD(merge, num_signatures), FIELD(merge, begins), FIELD(merge, records),
-    FIELD(merge, outputs), FIELD(merge, num_outputs), FIELD(merge, merge_equal),
-    FIELD(merge, first_constant), FIELD(merge, constant), FIELD(merge, constant_row),
-    FIELD(merge, num_constants), FIELD(merge, first_input), FIELD(merge, value),
-    FIELD(merge, row), FIELD(merge, call), FIELD(merge, owner), FIELD(merge, begin),
-    FIELD(merge, first_read), FIELD(merge, read), FIELD(merge, counts),
+    FIELD(merge, sites),
+    FIELD(merge, code),
+    FIELD(merge, size),
+    FIELD(merge, num_sites),
+    FIELD(merge, num_signatures),
+    FIELD(merge, begins),
+    FIELD(merge, records),
+    FIELD(merge, outputs),
+    FIELD(merge, num_outputs),
+    FIELD(merge, merge_equal),
+    FIELD(merge, first_constant),
+    FIELD(merge, constant),
+    FIELD(merge, constant_row),
+    FIELD(merge, num_constants),
+    FIELD(merge, first_input),
+    FIELD(merge, value),
+    FIELD(merge, row),
+    FIELD(merge, call),
+    FIELD(merge, owner),
+    FIELD(merge, begin),
+    FIELD(merge, first_read),
+    FIELD(merge, read),
+    FIELD(merge, counts),
 };
 static const struct field fields_of_choose[] = {
-    FIELD(choose, sites), FIELD(choose, code), FIELD(choose, calls), FIELD(choose, num_sites),
-    FIELD(choose, begin), FIELD(choose, first_read), FIELD(choose, read), FIELD(choose, row),
-    FIELD(choose, call), FIELD(choose, needed), FIELD(choose, num_needed), FIELD(choose, joins),
-    FIELD(choose, waits), FIELD(choose, kept),
+    FIELD(choose, sites),     FIELD(choose, code),       FIELD(choose, calls),
+    FIELD(choose, num_sites), FIELD(choose, begin),      FIELD(choose, first_read),
+    FIELD(choose, read),      FIELD(choose, row),        FIELD(choose, call),
+    FIELD(choose, needed),    FIELD(choose, num_needed), FIELD(choose, joins),
+    FIELD(choose, waits),     FIELD(choose, kept),
 };
 static const struct field fields_of_distinct[] = {
-    FIELD(distinct, rows), FIELD(distinct, count), FIELD(distinct, width),
+    FIELD(distinct, rows),   FIELD(distinct, count), FIELD(distinct, width),
     FIELD(distinct, number), FIELD(distinct, first),
 };
 

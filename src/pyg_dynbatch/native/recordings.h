@@ -23,7 +23,7 @@ static inline int is_ragged(const struct sites *s, int32_t signature, int32_t ar
 
 /* How many values the next argument of a call has, after their number if it is ragged. */
 static inline int32_t values_of(const struct sites *s, int32_t signature, int32_t argument,
-                         const int32_t **next)
+                                const int32_t **next)
 {
     return is_ragged(s, signature, argument) ? *(*next)++ : 1;
 }
@@ -46,5 +46,16 @@ static inline int32_t type_of(const struct sites *s, int32_t site)
 {
     return s->type[site * s->most_results];
 }
+
+/* Numbers the different ones of rows of `width` bytes in the order in which they appear. */
+struct distinct {
+    const char *rows;
+    int64_t count, width;
+    int32_t *number; /* result: of each row */
+    int32_t *first;  /* result: the first row of each number */
+};
+
+/* Returns how many numbers there are, or -1 without memory. */
+int64_t distinct(struct distinct *d);
 
 #endif

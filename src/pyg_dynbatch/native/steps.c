@@ -1,8 +1,9 @@
 /* The steps of recorded calls. core/definitions.py says what these functions compute; they trust
    their arguments. */
 
+#include "arena.h"
+#include "graph.h"
 #include "recordings.h"
-#include <stdlib.h>
 #include <string.h>
 
 /* Assigns calls to steps. Kinds of calls that depend on each other form a group, and groups run one
@@ -13,101 +14,38 @@ struct order {
     const int32_t *row, *call; /* of each value, as `merge` leaves them */
     const int32_t *first_read, *read;
     int32_t *step; /* result: of each call */
-    /* Room: numbers of the kinds that are called; of each call; of each kind; the calls that read a result; and by_depth's steps. */
-    int32_t *group, *depth, *sorted, *waiting, *next, *first_user, *user, *other;
-    int32_t *group_of_kind, *ready, *number, *left;
+    /* Room. */
+    struct arena arena;
+    struct graph graph;                 /* of the calls */
+    int32_t *group, *depth, *sorted;    /* of each call; all calls by group, then by depth */
+    int32_t *waiting, *next, *by_depth; /* of each call: reads, the next that is ready, its step */
+    int32_t *first_user, *user;         /* the calls of its group that read the results of a call */
+    int32_t *group_of_kind, *ready, *number, *left; /* of each kind */
     double *depth_left;
-    uint64_t *reach; /* kinds * `words`: which kinds depend on which */
-    int64_t words;
 };
 
-/* The call that makes the value of a read, or -1. */
-static int32_t source_of(const struct order *o, int64_t read)
+/* Sorts calls by group, then by depth. */
+static int sort_calls(struct order *o, int32_t groups)
 {
-    const int32_t value = o->read[read];
-    return o->row[value] >= 0 ? -1 : o->call[value];
-}
-
-static int reaches(const struct order *o, int64_t from, int64_t to)
-{
-    return o->reach[from * o->words + to / 64] >> to % 64 & 1;
-}
-
-/* Finds which kinds depend on which, not counting that each depends on itself. */
-static void find_reach(struct order *o)
-{
-    for (int64_t call = 0; call < o->calls; call++)
-        for (int64_t read = o->first_read[call]; read < o->first_read[call + 1]; read++) {
-            const int32_t source = source_of(o, read), kind = o->kind[call];
-            if (source >= 0)
-                o->reach[o->kind[source] * o->words + kind / 64] |= (uint64_t)1 << kind % 64;
-        }
-    for (int64_t middle = 0; middle < o->kinds; middle++)
-        for (int64_t from = 0; from < o->kinds; from++)
-            if (reaches(o, from, middle))
-                for (int64_t word = 0; word < o->words; word++)
-                    o->reach[from * o->words + word] |= o->reach[middle * o->words + word];
-}
-
-/* Numbers the groups in topological order; returns how many there are. */
-static int32_t find_groups(struct order *o)
-{
-    int32_t *ancestors = o->number, *leader = o->left, groups = 0;
-    find_reach(o);
-    for (int64_t kind = 0; kind < o->kinds; kind++)
-        o->reach[kind * o->words + kind / 64] |= (uint64_t)1 << kind % 64;
-    for (int64_t kind = 0; kind < o->kinds; kind++) {
-        ancestors[kind] = 0;
-        leader[kind] = (int32_t)kind;
-        o->group_of_kind[kind] = -1;
-        for (int64_t from = o->kinds - 1; from >= 0; from--)
-            if (reaches(o, from, kind)) {
-                ancestors[kind] += from != kind;
-                if (from < leader[kind] && reaches(o, kind, from))
-                    leader[kind] = (int32_t)from;
-            }
-    }
-    /* A group comes after those that reach it: fewer ancestors first, then by number. */
-    for (;; groups++) {
-        int64_t best = -1;
-        for (int64_t kind = 0; kind < o->kinds; kind++)
-            if (o->group_of_kind[kind] < 0 && leader[kind] == kind &&
-                (best < 0 || ancestors[kind] < ancestors[best]))
-                best = kind;
-        if (best < 0)
-            return groups;
-        for (int64_t kind = 0; kind < o->kinds; kind++)
-            if (leader[kind] == best)
-                o->group_of_kind[kind] = groups;
-    }
-}
-
-/* Finds the depth of every call within its group; sorts calls by group, then by depth. `first` and
-   `level` have room for a number per call and group, and one more. */
-static void sort_calls(struct order *o, int32_t groups, int32_t *first, int32_t *level)
-{
-    memset(level, 0, (groups + 1) * sizeof *level);
+    int32_t *const level = new_array(&o->arena, groups + 1, sizeof *level); /* the first of each */
+    int32_t *const first = new_array(&o->arena, o->calls + 1, sizeof *first); /* of each level */
+    if (o->arena.is_exhausted)
+        return -1;
     for (int64_t call = 0; call < o->calls; call++) {
-        const int32_t group = o->group[call] = o->group_of_kind[o->kind[call]];
-        int32_t depth = 0;
-        for (int64_t read = o->first_read[call]; read < o->first_read[call + 1]; read++) {
-            const int32_t source = source_of(o, read);
-            if (source >= 0 && o->group[source] == group && o->depth[source] >= depth)
-                depth = o->depth[source] + 1;
-        }
-        o->depth[call] = depth;
-        if (depth >= level[group + 1])
-            level[group + 1] = depth + 1;
+        const int32_t group = o->group_of_kind[o->graph.kind[call]];
+        o->group[call] = group;
+        if (o->depth[call] >= level[group + 1])
+            level[group + 1] = o->depth[call] + 1;
     }
     for (int32_t group = 0; group < groups; group++)
         level[group + 1] += level[group];
-    memset(first, 0, (level[groups] + 1) * sizeof *first);
     for (int64_t call = 0; call < o->calls; call++)
         first[level[o->group[call]] + o->depth[call] + 1]++;
     for (int32_t each = 0; each < level[groups]; each++)
         first[each + 1] += first[each];
     for (int64_t call = 0; call < o->calls; call++)
         o->sorted[first[level[o->group[call]] + o->depth[call]]++] = (int32_t)call;
+    return 0;
 }
 
 /* Steps of sorted calls from `first` to `last`, one per depth and kind; returns the next step. */
@@ -117,9 +55,9 @@ static int32_t go_by_depth(struct order *o, int64_t first, int64_t last, int32_t
         int64_t kinds = 0;
         const int32_t depth = o->depth[o->sorted[first]];
         for (end = first; end < last && o->depth[o->sorted[end]] == depth; end++)
-            o->number[o->kind[o->sorted[end]]] = -1;
+            o->number[o->graph.kind[o->sorted[end]]] = -1;
         for (int64_t each = first; each < end; each++) { /* the kinds, sorted */
-            const int32_t kind = o->kind[o->sorted[each]];
+            const int32_t kind = o->graph.kind[o->sorted[each]];
             int64_t place = kinds;
             if (o->number[kind] != -1)
                 continue;
@@ -132,7 +70,7 @@ static int32_t go_by_depth(struct order *o, int64_t first, int64_t last, int32_t
         for (int64_t each = 0; each < kinds; each++)
             o->number[o->left[each]] = step++;
         for (int64_t each = first; each < end; each++)
-            o->other[o->sorted[each]] = o->number[o->kind[o->sorted[each]]];
+            o->by_depth[o->sorted[each]] = o->number[o->graph.kind[o->sorted[each]]];
     }
     return step;
 }
@@ -141,13 +79,13 @@ static int32_t go_by_depth(struct order *o, int64_t first, int64_t last, int32_t
    shallowest on average. */
 static int32_t go_by_agenda(struct order *o, int64_t first, int64_t last, int32_t step)
 {
-    for (int64_t kind = 0; kind < o->kinds; kind++) {
+    for (int64_t kind = 0; kind < o->graph.kinds; kind++) {
         o->ready[kind] = -1;
         o->left[kind] = 0;
         o->depth_left[kind] = 0;
     }
     for (int64_t each = first; each < last; each++) {
-        const int32_t call = o->sorted[each], kind = o->kind[call];
+        const int32_t call = o->sorted[each], kind = o->graph.kind[call];
         o->left[kind]++;
         o->depth_left[kind] += o->depth[call];
         if (!o->waiting[call]) {
@@ -158,7 +96,7 @@ static int32_t go_by_agenda(struct order *o, int64_t first, int64_t last, int32_
     for (int64_t left = last - first; left > 0; step++) {
         int64_t best = -1;
         double shallowest = 0;
-        for (int64_t kind = 0; kind < o->kinds; kind++)
+        for (int64_t kind = 0; kind < o->graph.kinds; kind++)
             if (o->ready[kind] >= 0) {
                 const double mean = o->depth_left[kind] / o->left[kind];
                 if (best < 0 || mean < shallowest) {
@@ -174,7 +112,7 @@ static int32_t go_by_agenda(struct order *o, int64_t first, int64_t last, int32_
             o->left[best]--;
             o->depth_left[best] -= o->depth[call];
             for (int32_t each = o->first_user[call]; each < o->first_user[call + 1]; each++) {
-                const int32_t user = o->user[each], kind = o->kind[user];
+                const int32_t user = o->user[each], kind = o->graph.kind[user];
                 if (!--o->waiting[user]) {
                     o->next[user] = o->ready[kind];
                     o->ready[kind] = user;
@@ -186,99 +124,103 @@ static int32_t go_by_agenda(struct order *o, int64_t first, int64_t last, int32_
 }
 
 /* Lists the calls of the same group that read the results of each call. */
-static void list_users(struct order *o)
+static int list_users(struct order *o)
 {
+    o->first_user = new_array(&o->arena, o->calls + 2, sizeof *o->first_user);
+    o->user = new_array(&o->arena, o->first_read[o->calls], sizeof *o->user);
+    if (o->arena.is_exhausted)
+        return -1;
     for (int pass = 0; pass < 2; pass++) {
         for (int64_t call = 0; call < o->calls; call++) {
             o->waiting[call] = 0;
-            for (int64_t read = o->first_read[call]; read < o->first_read[call + 1]; read++) {
-                const int32_t source = source_of(o, read);
-                if (source < 0 || o->group[source] != o->group[call])
+            for (int32_t read = o->first_read[call]; read < o->first_read[call + 1]; read++) {
+                const int32_t maker = maker_of(&o->graph, o->read[read]);
+                if (maker < 0 || o->group[maker] != o->group[call])
                     continue;
                 o->waiting[call]++;
                 if (pass)
-                    o->user[o->first_user[source + 1]++] = (int32_t)call;
+                    o->user[o->first_user[maker + 1]++] = (int32_t)call;
                 else
-                    o->first_user[source + 2]++;
+                    o->first_user[maker + 2]++;
             }
         }
         for (int64_t call = 0; !pass && call < o->calls; call++)
             o->first_user[call + 2] += o->first_user[call + 1];
     }
+    return 0;
 }
 
-/* Numbers the kinds that are called without gaps; returns how many there are. */
-static int64_t number_kinds(const struct order *o, int32_t *number, int32_t *kind)
+/* Numbers the kinds that are called without gaps; -1 without memory. */
+static int number_kinds(struct order *o)
 {
-    int32_t kinds = 0;
+    int32_t *const number = new_array(&o->arena, o->kinds, sizeof *number);
+    int32_t *const kind = new_array(&o->arena, o->calls, sizeof *kind), kinds = 0;
+    if (o->arena.is_exhausted)
+        return -1;
     for (int64_t call = 0; call < o->calls; call++)
         number[o->kind[call]] = 1;
     for (int64_t each = 0; each < o->kinds; each++)
         number[each] = number[each] ? kinds++ : -1;
     for (int64_t call = 0; call < o->calls; call++)
         kind[call] = number[o->kind[call]];
-    return kinds;
+    o->graph = (struct graph){.calls = o->calls,
+                              .kinds = kinds,
+                              .kind = kind,
+                              .row = o->row,
+                              .call = o->call,
+                              .first_read = o->first_read,
+                              .read = o->read};
+    return 0;
 }
 
-static int64_t order_numbered(struct order *o)
+/* Makes room; -1 without memory. */
+static int make_room(struct order *o)
 {
-    const int64_t calls = o->calls, kinds = o->kinds, reads = o->first_read[calls];
+    int32_t **const of_calls[] = {&o->group,   &o->depth, &o->sorted,
+                                  &o->waiting, &o->next,  &o->by_depth};
+    int32_t **const of_kinds[] = {&o->group_of_kind, &o->ready, &o->number, &o->left};
+    for (int each = 0; each < COUNT(of_calls); each++)
+        *of_calls[each] = new_array(&o->arena, o->calls, sizeof(int32_t));
+    for (int each = 0; each < COUNT(of_kinds); each++)
+        *of_kinds[each] = new_array(&o->arena, o->graph.kinds, sizeof(int32_t));
+    o->depth_left = new_array(&o->arena, o->graph.kinds, sizeof *o->depth_left);
+    return o->arena.is_exhausted ? -1 : 0;
+}
+
+/* Orders the groups one after another; returns the number of steps. */
+static int32_t order_groups(struct order *o)
+{
     int32_t steps = 0;
-    o->words = (kinds + 63) / 64;
-    o->reach = calloc(kinds * o->words + 1, sizeof *o->reach);
-    o->depth_left = malloc((kinds + 1) * sizeof *o->depth_left);
-    int32_t *room = calloc(9 * calls + 2 * kinds + reads + 4 * kinds + 8, sizeof *room);
-    if (!o->reach || !o->depth_left || !room)
-        steps = -1;
-    else {
-        int32_t *next = room;
-        int32_t **of_call[] = {&o->group, &o->depth, &o->sorted, &o->waiting, &o->next, &o->other};
-        int32_t **of_kind[] = {&o->group_of_kind, &o->ready, &o->number, &o->left};
-        for (int each = 0; each < COUNT(of_call); each++, next += calls)
-            *of_call[each] = next;
-        for (int each = 0; each < COUNT(of_kind); each++, next += kinds)
-            *of_kind[each] = next;
-        o->first_user = next;
-        o->user = next + calls + 2;
-        int32_t *const first = o->user + reads, *const level = first + calls + 1;
-        const int32_t groups = find_groups(o);
-        sort_calls(o, groups, first, level);
-        if (o->agenda)
-            list_users(o);
-        for (int64_t start = 0, end; start < calls; start = end) {
-            const int32_t group = o->group[o->sorted[start]], before = steps;
-            for (end = start; end < calls && o->group[o->sorted[end]] == group;)
-                end++;
-            steps = go_by_depth(o, start, end, before);
-            if (o->agenda) {
-                const int32_t other = go_by_agenda(o, start, end, before);
-                if (other <= steps) {
-                    steps = other;
-                    continue;
-                }
+    for (int64_t start = 0, end; start < o->calls; start = end) {
+        const int32_t group = o->group[o->sorted[start]], before = steps;
+        for (end = start; end < o->calls && o->group[o->sorted[end]] == group;)
+            end++;
+        steps = go_by_depth(o, start, end, before);
+        if (o->agenda) {
+            const int32_t by_agenda = go_by_agenda(o, start, end, before);
+            if (by_agenda <= steps) {
+                steps = by_agenda;
+                continue;
             }
-            for (int64_t each = start; each < end; each++)
-                o->step[o->sorted[each]] = o->other[o->sorted[each]];
         }
+        for (int64_t each = start; each < end; each++)
+            o->step[o->sorted[each]] = o->by_depth[o->sorted[each]];
     }
-    free(o->reach);
-    free(o->depth_left);
-    free(room);
     return steps;
 }
 
 /* Returns the number of steps, or -1 without memory. */
 static int64_t order(struct order *o)
 {
-    int32_t *const number = calloc(o->kinds + o->calls + 1, sizeof *number);
     int64_t steps = -1;
-    if (number) {
-        int32_t *const kind = number + o->kinds;
-        o->kinds = number_kinds(o, number, kind);
-        o->kind = kind;
-        steps = order_numbered(o);
+    o->arena = (struct arena){0};
+    if (!number_kinds(o) && !make_room(o)) {
+        const int64_t groups = find_groups(&o->graph, o->group_of_kind);
+        find_levels(&o->graph, o->group_of_kind, o->depth);
+        if (groups >= 0 && !sort_calls(o, (int32_t)groups) && (!o->agenda || !list_users(o)))
+            steps = order_groups(o);
     }
-    free(number);
+    free_arena(&o->arena);
     return steps;
 }
 
@@ -296,7 +238,11 @@ struct place {
                         the first row */
     int64_t *slices; /* result: for each argument of each step its begin in `index`, its length, its
                         first row if they are contiguous or -1, and the begin of the calls or -1 */
-    int64_t width;   /* room: entries of `call` per step */
+    /* Room. */
+    int64_t width;              /* entries of `call` per step */
+    int32_t *position, *one_of; /* of each call, within its step; one call of each step */
+    int64_t *first_slice;       /* of each step */
+    uint8_t *has_ragged;        /* of each step, whether an argument is ragged */
 };
 
 /* The first of rows that are contiguous, 0 if there are none, or -1. */
@@ -323,7 +269,8 @@ static int next_piece(const struct place *p, int32_t call, struct piece *piece)
     if (piece->node < 0) { /* the first */
         const int32_t fused = p->kind[call] - (int32_t)p->num_signatures;
         *piece = (struct piece){.refer = fused < 0 ? NULL : p->chain + p->first_chain[fused] + 3,
-                                .next = p->code + *members + 1, .argument = -1};
+                                .next = p->code + *members + 1,
+                                .argument = -1};
     } else
         piece->next += piece->values;
     for (;;) {
@@ -363,44 +310,42 @@ static int32_t output_of(const struct place *p, int32_t call, int32_t number, in
 }
 
 /* The steps, their results, and the lengths of what they read; returns the number of slices. */
-static int64_t place_results(struct place *p, int32_t *position, int32_t *one_of, int64_t *first,
-                             uint8_t *is_any_ragged)
+static int64_t place_results(struct place *p)
 {
     const struct sites *s = p->sites;
     int64_t slices = 0;
     int32_t node, result;
     memset(p->call, 0, p->steps * p->width * sizeof *p->call);
     for (int32_t call = 0; call < p->calls; call++) {
-        int64_t *step = p->call + p->step[call] * p->width;
-        one_of[p->step[call]] = call;
+        int64_t *const step = p->call + p->step[call] * p->width;
+        p->one_of[p->step[call]] = call;
         step[0] = p->kind[call];
-        position[call] = (int32_t)step[1]++;
+        p->position[call] = (int32_t)step[1]++;
     }
     for (int64_t each = 0; each < p->steps; each++) {
-        int64_t *step = p->call + each * p->width;
-        const int32_t call = one_of[each], *const members = p->member + p->first_member[call];
+        int64_t *const step = p->call + each * p->width;
+        const int32_t call = p->one_of[each], *const members = p->member + p->first_member[call];
         for (int32_t out = 0; (node = output_of(p, call, out, &result)) >= 0; out++) {
             const int32_t site = p->code[members[node]];
-            int64_t *free_row = p->free + s->type[site * s->most_results + result];
+            int64_t *const free_row = p->free + s->type[site * s->most_results + result];
             step[2 + out] = *free_row;
             *free_row += step[1];
         }
-        first[each] = slices;
-        is_any_ragged[each] = 0;
+        p->first_slice[each] = slices;
         for (struct piece piece = {.node = -1}; next_piece(p, call, &piece);) {
-            is_any_ragged[each] |= piece.is_ragged;
+            p->has_ragged[each] |= piece.is_ragged;
             p->slices[4 * slices++ + 1] = piece.is_ragged ? 0 : step[1];
         }
     }
-    first[p->steps] = slices;
+    p->first_slice[p->steps] = slices;
     for (int32_t call = 0; call < p->calls; call++) {
-        const int64_t *step = p->call + p->step[call] * p->width;
+        const int64_t *const step = p->call + p->step[call] * p->width;
         const int32_t *const members = p->member + p->first_member[call];
         for (int32_t out = 0; (node = output_of(p, call, out, &result)) >= 0; out++)
-            p->row[members[node] + result] = (int32_t)step[2 + out] + position[call];
-        if (!is_any_ragged[p->step[call]])
+            p->row[members[node] + result] = (int32_t)step[2 + out] + p->position[call];
+        if (!p->has_ragged[p->step[call]])
             continue;
-        int64_t *slice = p->slices + 4 * first[p->step[call]];
+        int64_t *slice = p->slices + 4 * p->first_slice[p->step[call]];
         for (struct piece piece = {.node = -1}; next_piece(p, call, &piece); slice += 4)
             if (piece.is_ragged)
                 slice[1] += piece.values;
@@ -408,22 +353,40 @@ static int64_t place_results(struct place *p, int32_t *position, int32_t *one_of
     return slices;
 }
 
-/* Writes the rows that one call reads; slice[2] is where the rows of its next call go. */
-static void place_reads(struct place *p, int64_t call, int64_t *slices, int64_t count)
+/* Gives each slice its part of the index. */
+static void divide_index(struct place *p)
 {
-    const int32_t *read = p->read + p->first_read[call];
+    int64_t entry = 0, *slice = p->slices;
+    for (int64_t step = 0; step < p->steps; step++)
+        for (struct piece piece = {.node = -1}; next_piece(p, p->one_of[step], &piece);
+             slice += 4) {
+            slice[0] = entry;
+            slice[2] = entry;
+            entry += slice[1];
+            slice[3] = piece.is_ragged ? entry : -1;
+            entry += piece.is_ragged ? slice[1] : 0;
+        }
+}
+
+/* Writes the rows that one call reads; slice[2] is where the rows of its next call go. */
+static void place_reads(struct place *p, int32_t call)
+{
+    const int32_t step = p->step[call], *const read = p->read + p->first_read[call];
+    const int64_t first = p->first_slice[step], count = p->first_slice[step + 1] - first;
+    int64_t *const slices = p->slices + 4 * first;
     for (int64_t each = 0; each < count; each++)
         p->index[slices[4 * each + 2]++] = p->row[read[each]];
 }
 
 /* The same for a call with ragged arguments. */
-static void place_ragged_reads(struct place *p, int32_t call, int32_t position, int64_t *slice)
+static void place_ragged_reads(struct place *p, int32_t call)
 {
     const int32_t *read = p->read + p->first_read[call];
+    int64_t *slice = p->slices + 4 * p->first_slice[p->step[call]];
     for (struct piece piece = {.node = -1}; next_piece(p, call, &piece); slice += 4)
         for (int32_t each = 0; each < piece.values; each++) {
             if (slice[3] >= 0)
-                p->index[slice[3] + slice[2] - slice[0]] = position;
+                p->index[slice[3] + slice[2] - slice[0]] = p->position[call];
             p->index[slice[2]++] = p->row[*read++];
         }
 }
@@ -431,51 +394,43 @@ static void place_ragged_reads(struct place *p, int32_t call, int32_t position, 
 /* Returns the number of slices, or -1 without memory. */
 static int64_t place(struct place *p)
 {
-    int64_t slices = -1, entry = 0, *const first = malloc((p->steps + 1) * sizeof *first);
-    int32_t *const position = malloc((p->calls + p->steps + 1) * sizeof *position);
-    uint8_t *const is_any_ragged = malloc(p->steps + 1);
+    struct arena arena = {0};
+    int64_t slices = -1;
     p->width = 2 + p->most_outputs;
-    if (first && position && is_any_ragged) {
-        int32_t *one_of = position + p->calls;
-        slices = place_results(p, position, one_of, first, is_any_ragged);
-        for (int64_t each = 0, slice = 0; each < p->steps; each++)
-            for (struct piece piece = {.node = -1}; next_piece(p, one_of[each], &piece);) {
-                int64_t *mine = p->slices + 4 * slice++;
-                mine[0] = mine[2] = entry;
-                entry += mine[1];
-                mine[3] = piece.is_ragged ? entry : -1;
-                entry += piece.is_ragged ? mine[1] : 0;
-            }
-        for (int32_t call = 0; call < p->calls; call++) {
-            const int64_t own = p->step[call];
-            int64_t *mine = p->slices + 4 * first[own];
-            if (is_any_ragged[own])
-                place_ragged_reads(p, call, position[call], mine);
+    p->first_slice = new_array(&arena, p->steps + 1, sizeof *p->first_slice);
+    p->position = new_array(&arena, p->calls, sizeof *p->position);
+    p->one_of = new_array(&arena, p->steps, sizeof *p->one_of);
+    p->has_ragged = new_array(&arena, p->steps, sizeof *p->has_ragged);
+    if (!arena.is_exhausted) {
+        slices = place_results(p);
+        divide_index(p);
+        for (int32_t call = 0; call < p->calls; call++)
+            if (p->has_ragged[p->step[call]])
+                place_ragged_reads(p, call);
             else
-                place_reads(p, call, mine, first[own + 1] - first[own]);
-        }
+                place_reads(p, call);
         for (int64_t slice = 0; slice < slices; slice++) {
-            int64_t *mine = p->slices + 4 * slice;
-            mine[2] = first_row(p->index + mine[0], mine[1]);
+            int64_t *const own = p->slices + 4 * slice;
+            own[2] = first_row(p->index + own[0], own[1]);
         }
     }
-    free(first);
-    free(position);
-    free(is_any_ragged);
+    free_arena(&arena);
     return slices;
 }
 
 static const struct field fields_of_order[] = {
-    FIELD(order, calls), FIELD(order, kinds), FIELD(order, agenda), FIELD(order, kind),
-    FIELD(order, row), FIELD(order, call), FIELD(order, first_read), FIELD(order, read),
-    FIELD(order, step),
+    FIELD(order, calls),      FIELD(order, kinds), FIELD(order, agenda),
+    FIELD(order, kind),       FIELD(order, row),   FIELD(order, call),
+    FIELD(order, first_read), FIELD(order, read),  FIELD(order, step),
 };
 static const struct field fields_of_place[] = {
-    FIELD(place, sites), FIELD(place, code), FIELD(place, calls), FIELD(place, steps),
-    FIELD(place, num_signatures), FIELD(place, most_outputs), FIELD(place, first_read),
-    FIELD(place, read), FIELD(place, step), FIELD(place, kind), FIELD(place, first_member),
-    FIELD(place, member), FIELD(place, first_chain), FIELD(place, chain), FIELD(place, row),
-    FIELD(place, free), FIELD(place, index), FIELD(place, call), FIELD(place, slices),
+    FIELD(place, sites),       FIELD(place, code),           FIELD(place, calls),
+    FIELD(place, steps),       FIELD(place, num_signatures), FIELD(place, most_outputs),
+    FIELD(place, first_read),  FIELD(place, read),           FIELD(place, step),
+    FIELD(place, kind),        FIELD(place, first_member),   FIELD(place, member),
+    FIELD(place, first_chain), FIELD(place, chain),          FIELD(place, row),
+    FIELD(place, free),        FIELD(place, index),          FIELD(place, call),
+    FIELD(place, slices),
 };
 
 FUNCTION(order)
