@@ -1,639 +1,533 @@
-/* Lets calls that always come together run in one step, as one *pattern* of calls.
+/* Lets calls that always come together run in one step, as one *chain*.
 
-   At first each call is an instance of the pattern of its signature, in a team with all others that
-   are made at the same place of the user's code, if that is known. If one argument of all instances
-   of a team is made by instances of one other pattern, at the same place of it, they become
-   instances of a larger pattern. In the end instances of equal patterns run together, whatever their teams.
+   Calls of one signature that are made at one place of the user's code are of one *kind*. If each
+   call of a kind reads, as one argument, a call of its own of another kind, these run together, and
+   so on. A chain has as many *instances* as each of its kinds has calls; calls that are left over
+   become a kind of their own. At the nodes of trees,
+
+       h = tanh(add(left(a), right(b)))
+
+   the kinds left, right, add and tanh become one chain: each `add` reads a `left` and a `right` of
+   its own, each `tanh` an `add`. Leaves are read by `left` and `right`, too, so that the chain of a
+   node is not joined by those of its children.
 
    What could run in few steps does not run in many, such as what a recursion reads or what reads
    its results. All that an instance reads must be shallower than all that others read from it. So
    instances never wait for each other, and what they make is ready when the shallowest of it could
    be. */
 
+#include "arena.h"
+#include "graph.h"
 #include "recordings.h"
-#include <stdlib.h>
 #include <string.h>
 
-enum { MOST_FUSED = 64, MOST_PORTS = 8, MANY_TIMES = 8 };
+enum { MOST_FUSED = 64, MOST_ARGUMENTS = 8, MOST_PASSES = 8 };
 
-struct pattern {
-    int32_t nodes, *signature, *refer; /* of each argument of each node: -1, or a result inside */
-    int32_t num_ports, *ports;         /* the arguments that are read from elsewhere */
-    int32_t kind;                      /* number of the steps that run it */
-    uint64_t hash;
-    uint8_t *is_output; /* of each result of each node */
+struct kind {
+    int32_t signature, count, first; /* its calls: `call_of[first]` and after, one per instance */
+    int32_t chain, next, node;       /* the chain, the next of its kinds or -1, its number there */
+    int32_t is_list;                 /* whether an argument is ragged, or there are many */
 };
 
-/* Instances that are compared with each other. */
-struct team {
-    int32_t pattern, count, left, *members; /* calls of each instance; -1 if it joined another */
-    int32_t recursion;                      /* its number, or 0 outside */
+struct chain {
+    int32_t size, count, first, last; /* `size` kinds, with `count` calls each */
 };
 
 struct fuse {
     const struct sites *sites;
     const int32_t *code;
     int64_t calls, num_signatures;
-    const uint8_t *wanted; /* of each value, whether it is read later */
-    const int32_t *place;  /* of each value, where in the user's code it is made; or NULL */
+    const uint8_t *wanted;      /* of each value, whether it is read later */
+    const int32_t *place;       /* of each value, where in the user's code it is made; or NULL */
     const int32_t *value, *row; /* of each value, as `merge` leaves them */
-    int32_t *call;         /* also the result: of each value, the instance that makes it */
+    int32_t *call;              /* also the result: of each value, the instance that makes it */
     int32_t *begin, *first_read, *read; /* of calls; result: of instances: what they read */
-    int32_t *kind;         /* result: of each instance, its signature, or a fused pattern */
+    int32_t *kind; /* result: of each instance, its signature, or after these a fused chain */
     int32_t *first_member, *member; /* result: where the calls of each instance begin in the code */
-    int32_t *first_chain, *chain;   /* result: of each fused pattern, see `write_chains` */
-    int64_t *counts; /* result: fused patterns, most outputs of one; in `first_chain`, their ends */
+    int32_t *first_chain, *chain;   /* result: of each fused chain, see `write_chain` */
+    int64_t *counts; /* result: fused chains, most outputs of one; in `first_chain`, their ends */
     /* Room. */
-    struct pattern *patterns;
-    struct team *teams;
-    int32_t num_patterns, num_teams, *slots; /* patterns by their hash */
-    int64_t mask;
-    int32_t *signature, *team, *instance, *node, *depth, *stamp; /* of each call */
-    int32_t *level;   /* of each call, its depth within its recursion; 0 outside */
-    int32_t *seen;    /* of each level, of readers and of what they read */
-    int32_t *outside; /* how often others read an instance, at its last call */
-    uint8_t *is_list; /* of each signature, whether an argument is ragged, or there are many */
-    int32_t *first_result, *times, *inside; /* of calls; of results: reads, and those inside */
-    int32_t *expected;                      /* of the ports of a pattern */
-    int32_t attempt;
+    struct arena arena;
+    struct graph graph; /* of the calls */
+    int32_t num_kinds, attempt;
+    struct kind *kinds;
+    struct chain *chains;                        /* at first one of each kind, by its number */
+    int32_t *begin_of;                           /* of each call: as `begin` was */
+    int32_t *kind_of, *instance, *depth, *ready; /* of each call */
+    int32_t *call_of;                            /* kind by kind, instance by instance */
+    int32_t *uses, *inside;          /* of each value: its reads, and those of one instance */
+    int32_t *level, *before, *moved; /* of each call; the latter while instances are renumbered */
+    int32_t *seen;      /* of each number, the latest attempt to count different ones */
+    int32_t *number;    /* of each chain, as in `kind` */
+    uint8_t *is_output; /* of each value of the first instance of a chain */
 };
 
 static int32_t results_of(const struct fuse *f, int32_t call)
 {
-    return f->sites->results[f->code[f->begin[call]]];
+    return f->sites->results[f->code[f->begin_of[call]]];
 }
 
-/* The call of this flush that makes a value, or -1. */
-static int32_t maker_of(const struct fuse *f, int32_t value)
+static int32_t chain_of(const struct fuse *f, int32_t call)
 {
-    return f->row[value] >= 0 ? -1 : f->call[value];
+    return f->kinds[f->kind_of[call]].chain;
 }
 
-static int32_t *members_of(const struct fuse *f, int32_t call)
+/* Whether a number comes for the first time in this attempt. */
+static int is_new(struct fuse *f, int32_t number)
 {
-    const struct team *team = f->teams + f->team[call];
-    return team->members + (int64_t)f->instance[call] * f->patterns[team->pattern].nodes;
+    const int is = f->seen[number] != f->attempt;
+    f->seen[number] = f->attempt;
+    return is;
 }
 
-/* Patterns. */
-
-/* The number of a pattern, which is added if it is new; -1 without memory. */
-static int32_t add_pattern(struct fuse *f, int32_t nodes, const int32_t *signature,
-                           const int32_t *refer)
+/* The result of its own instance that a call reads, as the number of its kind times
+   `most_results` plus its own; -1 if it reads another. */
+static int64_t refer_of(const struct fuse *f, int32_t call, int32_t read)
 {
-    const int64_t width = f->sites->most_arguments, results = f->sites->most_results;
-    uint64_t hash = 1469598103934665603u;
-    for (int32_t each = 0; each < nodes; each++)
-        hash = (hash ^ (uint32_t)signature[each]) * 1099511628211u;
-    for (int32_t each = 0; each < nodes * width; each++)
-        hash = (hash ^ (uint32_t)refer[each]) * 1099511628211u;
-    int64_t at = (int64_t)((hash ^ hash >> 32) & (uint64_t)f->mask);
-    for (int32_t each; (each = f->slots[at]) >= 0; at = (at + 1) & f->mask) {
-        const struct pattern *p = f->patterns + each;
-        if (p->hash == hash && p->nodes == nodes &&
-            !memcmp(p->signature, signature, nodes * sizeof *signature) &&
-            !memcmp(p->refer, refer, nodes * width * sizeof *refer))
-            return each;
-    }
-    struct pattern *p = f->patterns + f->num_patterns;
-    p->signature = malloc(nodes * (1 + 2 * width) * sizeof *p->signature);
-    p->is_output = calloc(nodes * results + 1, 1);
-    if (!p->signature || !p->is_output) {
-        free(p->signature);
-        free(p->is_output);
+    const int32_t value = f->graph.read[read], maker = maker_of(&f->graph, value);
+    if (maker < 0 || f->instance[maker] != f->instance[call] ||
+        chain_of(f, maker) != chain_of(f, call))
         return -1;
-    }
-    p->nodes = nodes;
-    p->hash = hash;
-    p->kind = nodes == 1 ? *signature : -1;
-    p->refer = p->signature + nodes;
-    p->ports = p->refer + nodes * width;
-    p->num_ports = 0;
-    memcpy(p->signature, signature, nodes * sizeof *signature);
-    memcpy(p->refer, refer, nodes * width * sizeof *refer);
-    for (int32_t node = 0; node < nodes; node++)
-        for (int32_t each = 0; each < f->sites->arguments[signature[node]]; each++)
-            if (!f->is_list[signature[node]] && refer[node * width + each] < 0)
-                p->ports[p->num_ports++] = node * (int32_t)width + each;
-    return f->slots[at] = f->num_patterns++;
+    return f->kind_of[maker] * f->sites->most_results + value - f->begin_of[maker];
 }
 
-static int32_t place_of(const struct fuse *f, int32_t call)
+/* Kinds of calls. */
+
+/* Adds a kind that is a chain of its own. */
+static void add_kind(struct fuse *f, struct kind kind)
 {
-    return f->place ? f->place[f->begin[call]] : 0;
+    kind.chain = f->num_kinds;
+    kind.next = -1;
+    f->chains[kind.chain] = (struct chain){1, kind.count, kind.chain, kind.chain};
+    f->kinds[f->num_kinds++] = kind;
 }
 
-static int find_teams(struct fuse *f)
+/* Numbers the kinds of calls; -1 without memory. */
+static int find_kinds(struct fuse *f)
 {
-    int64_t entries = 64, calls = f->calls;
-    const int32_t width = (int32_t)f->sites->most_arguments;
-    while (entries < 2 * calls)
-        entries *= 2;
-    int32_t *const room = malloc((entries + calls + width + 1) * sizeof *room);
-    if (!room)
+    const struct sites *const s = f->sites;
+    int32_t *const pair = new_array(&f->arena, 2 * f->calls, sizeof *pair);
+    if (!pair)
         return -1;
-    int32_t *const slots = room, *const first = slots + entries, *const none = first + calls;
-    int failed = 0;
-    memset(slots, -1, entries * sizeof *slots);
-    memset(none, -1, (width + 1) * sizeof *none);
-    for (int32_t call = 0; !failed && call < calls; call++) {
-        const int32_t signature = f->signature[call], place = place_of(f, call);
-        uint64_t hash = (uint32_t)signature * 1099511628211u + (uint32_t)place;
-        hash = (hash ^ hash >> 29) * 1099511628211u;
-        int64_t at = (int64_t)(hash >> 20 & (uint64_t)(entries - 1));
-        while (slots[at] >= 0 && (f->signature[first[slots[at]]] != signature ||
-                                  place_of(f, first[slots[at]]) != place))
-            at = (at + 1) & (entries - 1);
-        if (slots[at] < 0) {
-            const int32_t pattern = add_pattern(f, 1, &signature, none);
-            first[f->num_teams] = call;
-            f->teams[f->num_teams] = (struct team){.pattern = pattern};
-            slots[at] = f->num_teams++;
-            failed = pattern < 0;
-        }
-        f->team[call] = slots[at];
-        f->instance[call] = f->teams[slots[at]].count++;
-        f->teams[slots[at]].left++;
+    for (int64_t call = 0; call < f->calls; call++) {
+        const int32_t begin = f->begin_of[call];
+        pair[2 * call] = s->signature[f->code[begin]];
+        pair[2 * call + 1] = f->place ? f->place[begin] : 0;
     }
-    for (int32_t each = 0; !failed && each < f->num_teams; each++)
-        failed = !(f->teams[each].members = malloc(f->teams[each].count * sizeof(int32_t)));
-    for (int32_t call = 0; !failed && call < calls; call++)
-        f->teams[f->team[call]].members[f->instance[call]] = call;
-    free(room);
-    return failed ? -1 : 0;
+    struct distinct pairs = {.rows = (const char *)pair,
+                             .count = f->calls,
+                             .width = 2 * sizeof *pair,
+                             .number = f->kind_of,
+                             .first = f->before};
+    f->graph.kinds = distinct(&pairs);
+    if (f->graph.kinds < 0)
+        return -1;
+    for (int64_t call = 0; call < f->calls; call++)
+        f->instance[call] = f->moved[f->kind_of[call]]++; /* counts them */
+    for (int32_t kind = 0, first = 0; kind < f->graph.kinds; kind++) {
+        const int32_t signature = pair[2 * f->before[kind]], arguments = s->arguments[signature];
+        int32_t is_list = arguments > MOST_ARGUMENTS;
+        for (int32_t argument = 0; argument < arguments; argument++)
+            is_list |= is_ragged(s, signature, argument);
+        add_kind(f, (struct kind){.signature = signature,
+                                  .count = f->moved[kind],
+                                  .first = first,
+                                  .is_list = is_list});
+        first += f->moved[kind];
+    }
+    for (int32_t call = 0; call < f->calls; call++)
+        f->call_of[f->kinds[f->kind_of[call]].first + f->instance[call]] = call;
+    return 0;
 }
 
-static void count_reads(struct fuse *f)
+/* Finds the levels of calls within recursions; -1 without memory. */
+static int find_own_levels(struct fuse *f)
 {
+    int32_t *const group = new_array(&f->arena, f->graph.kinds, sizeof *group);
+    if (!group || find_groups(&f->graph, group) < 0)
+        return -1;
+    find_levels(&f->graph, group, f->level);
+    return 0;
+}
+
+static void count_uses(struct fuse *f)
+{
+    const struct graph *const g = &f->graph;
     for (int32_t call = 0; call < f->calls; call++) {
+        const int32_t begin = f->begin_of[call];
         f->depth[call] = 1;
-        f->first_result[call + 1] = f->first_result[call] + results_of(f, call);
         for (int32_t result = 0; result < results_of(f, call); result++)
-            f->outside[call] += f->wanted[f->begin[call] + result];
-        for (int32_t each = f->first_read[call]; each < f->first_read[call + 1]; each++) {
-            const int32_t maker = maker_of(f, f->read[each]);
+            f->uses[begin + result] = f->wanted[begin + result];
+        for (int32_t read = g->first_read[call]; read < g->first_read[call + 1]; read++) {
+            const int32_t maker = maker_of(g, g->read[read]);
             if (maker < 0)
                 continue;
-            f->outside[maker]++;
-            f->times[f->first_result[maker] + f->read[each] - f->begin[maker]]++;
+            f->uses[g->read[read]]++;
             if (f->depth[maker] >= f->depth[call])
                 f->depth[call] = f->depth[maker] + 1;
-            const int32_t recursion = f->teams[f->team[call]].recursion;
-            if (recursion && f->teams[f->team[maker]].recursion == recursion &&
-                f->level[maker] >= f->level[call])
-                f->level[call] = f->level[maker] + 1;
         }
     }
 }
 
-struct visit {
-    int32_t number, lowest, instance, read, reads_itself;
-};
+/* Chains. */
 
-/* The next team whose results a team reads, or -1. */
-static int32_t next_read_team(const struct fuse *f, int32_t team, struct visit *v)
+/* The depth of the shallowest call of an instance that others read, or INT32_MAX; 0 if the instance
+   cannot run at once, or other reads than those of the first one are its own. Notes what others
+   read. */
+static int32_t find_depth(struct fuse *f, const struct chain *chain, int32_t instance,
+                          uint8_t *is_output)
 {
-    for (; v->instance < f->teams[team].count; v->instance++, v->read = 0) {
-        const int32_t call = f->teams[team].members[v->instance];
-        while (f->first_read[call] + v->read < f->first_read[call + 1]) {
-            const int32_t maker = maker_of(f, f->read[f->first_read[call] + v->read++]);
-            if (maker >= 0)
-                return f->team[maker];
+    const struct graph *const g = &f->graph;
+    int32_t deepest = 0, shallowest = INT32_MAX, is_alike = 1;
+    for (int32_t kind = chain->first; kind >= 0; kind = f->kinds[kind].next) {
+        const struct kind *const k = f->kinds + kind;
+        const int32_t call = f->call_of[k->first + instance], like = f->call_of[k->first];
+        const int32_t first = g->first_read[call], first_like = g->first_read[like];
+        for (int32_t read = first; read < g->first_read[call + 1]; read++) {
+            const int32_t value = g->read[read], maker = maker_of(g, value);
+            const int64_t refer = refer_of(f, call, read);
+            if (refer != (k->is_list ? -1 : refer_of(f, like, first_like + read - first)))
+                is_alike = 0;
+            if (refer >= 0)
+                f->inside[value]++;
+            else if (maker >= 0 && f->depth[maker] > deepest)
+                deepest = f->depth[maker];
         }
     }
-    return -1;
-}
-
-/* Numbers the recursions: teams that read each other, by Tarjan's algorithm. */
-static int find_recursions(struct fuse *f)
-{
-    struct visit *const visits = calloc(f->num_teams + 1, sizeof *visits);
-    int32_t *const path = malloc((2 * f->num_teams + 1) * sizeof *path);
-    int32_t *const open = path + f->num_teams, numbers = 0, recursions = 0, length, opened = 0;
-    for (int32_t root = 0; visits && path && root < f->num_teams; root++) {
-        for (path[0] = root, length = !visits[root].number; length;) {
-            const int32_t team = path[length - 1];
-            struct visit *const own = visits + team;
-            if (!own->number) {
-                own->number = own->lowest = ++numbers;
-                f->teams[team].recursion = -1;
-                open[opened++] = team;
-            }
-            const int32_t read = next_read_team(f, team, own);
-            if (read >= 0 && !visits[read].number)
-                path[length++] = read;
-            else if (read >= 0) {
-                own->reads_itself |= read == team;
-                if (f->teams[read].recursion < 0 && visits[read].number < own->lowest)
-                    own->lowest = visits[read].number;
-            } else {
-                if (--length && own->lowest < visits[path[length - 1]].lowest)
-                    visits[path[length - 1]].lowest = own->lowest;
-                if (own->lowest < own->number)
-                    continue;
-                const int32_t found = open[opened - 1] != team || own->reads_itself;
-                recursions += found;
-                do
-                    f->teams[open[--opened]].recursion = found ? recursions : 0;
-                while (open[opened] != team);
-            }
-        }
-    }
-    const int failed = !visits || !path;
-    free(visits);
-    free(path);
-    return failed ? -1 : 0;
-}
-
-/* Looks at an instance that is made of `count` calls: the depth of the deepest value that it reads,
-   and of the shallowest that others read. Marks these in `is_output` if there is one. */
-static void find_limits(struct fuse *f, const int32_t *calls, int32_t count, int32_t *deepest,
-                        int32_t *shallowest, uint8_t *is_output)
-{
-    const int32_t attempt = ++f->attempt;
-    *deepest = 0;
-    *shallowest = INT32_MAX;
-    for (int32_t each = 0; each < count; each++)
-        f->stamp[calls[each]] = attempt;
-    for (int32_t each = 0; each < count; each++)
-        for (int32_t at = f->first_read[calls[each]]; at < f->first_read[calls[each] + 1]; at++) {
-            const int32_t maker = maker_of(f, f->read[at]);
-            if (maker < 0)
-                continue;
-            if (f->stamp[maker] == attempt)
-                f->inside[f->first_result[maker] + f->read[at] - f->begin[maker]]++;
-            else if (f->depth[maker] > *deepest)
-                *deepest = f->depth[maker];
-        }
-    for (int32_t each = 0; each < count; each++)
-        for (int32_t result = 0; result < results_of(f, calls[each]); result++) {
-            const int32_t at = f->first_result[calls[each]] + result;
-            const int is_read = f->times[at] > f->inside[at] ||
-                                f->wanted[f->begin[calls[each]] + result];
-            f->inside[at] = 0;
-            if (is_read && f->depth[calls[each]] < *shallowest)
-                *shallowest = f->depth[calls[each]];
+    for (int32_t kind = chain->first; kind >= 0; kind = f->kinds[kind].next) {
+        const int32_t call = f->call_of[f->kinds[kind].first + instance];
+        for (int32_t result = 0; result < results_of(f, call); result++) {
+            const int32_t value = f->begin_of[call] + result;
+            const int is_read = f->uses[value] > f->inside[value];
+            f->inside[value] = 0;
+            if (is_read && f->depth[call] < shallowest)
+                shallowest = f->depth[call];
             if (is_read && is_output)
-                is_output[each * f->sites->most_results + result] = 1;
-        }
-}
-
-/* The results of one instance that another reads: -1 for none, or their numbers in its pattern, for
-   each port of the reader. Returns how many there are, or -1 if some cannot be read inside. */
-static int32_t find_ports(const struct fuse *f, const struct pattern *reader, const int32_t *calls,
-                          int32_t team, int32_t instance, int32_t *ports)
-{
-    const int32_t width = (int32_t)f->sites->most_arguments;
-    int32_t found = 0;
-    for (int32_t each = 0; each < reader->num_ports; each++) {
-        const int32_t port = reader->ports[each];
-        const int32_t value = f->read[f->first_read[calls[port / width]] + port % width];
-        const int32_t maker = maker_of(f, value);
-        ports[each] = -1;
-        if (maker < 0 || f->team[maker] != team || f->instance[maker] != instance)
-            continue;
-        ports[each] = f->node[maker] * (int32_t)f->sites->most_results + value - f->begin[maker];
-        found++;
-    }
-    for (int32_t node = 0; node < reader->nodes; node++) {
-        const int32_t call = calls[node];
-        if (!f->is_list[reader->signature[node]])
-            continue;
-        for (int32_t at = f->first_read[call]; at < f->first_read[call + 1]; at++) {
-            const int32_t maker = maker_of(f, f->read[at]);
-            if (maker >= 0 && f->team[maker] == team && f->instance[maker] == instance)
-                return -1;
+                is_output[f->begin_of[f->call_of[f->kinds[kind].first]] + result] = 1;
         }
     }
-    return found;
+    return is_alike && deepest < shallowest ? shallowest : 0;
 }
 
-/* Whether an instance of a team can be joined by the one that makes an argument; `first` says how
-   that is for the first instance, which is noted there. */
-struct first {
-    int32_t pattern, has_ports, reads;
-};
-
-static int can_join(struct fuse *f, int32_t team, const int32_t *calls, int32_t node, int32_t each,
-                    struct first *first)
+/* The kind whose calls make an argument of all calls of a reader, one for each; -1 if there is
+   none. Lists these calls in `moved`. */
+static int32_t kind_of_makers(struct fuse *f, const struct kind *reader, int32_t argument)
 {
-    const struct pattern *const reader = f->patterns + f->teams[team].pattern;
-    const int64_t ports = reader->num_ports;
-    const int32_t call = calls[node], maker = maker_of(f, f->read[f->first_read[call] + each]);
-    if (maker < 0 || f->team[maker] == team || !f->sites->arguments[f->signature[maker]])
-        return 0;
-    const int32_t pattern = f->teams[f->team[maker]].pattern, count = f->patterns[pattern].nodes;
-    int32_t deepest, shallowest, joined[MOST_FUSED], *const found = f->expected + ports;
-    if (!first->has_ports)
-        *first = (struct first){pattern, 0, 0};
-    if (pattern != first->pattern || count + reader->nodes > MOST_FUSED)
-        return 0;
-    const int32_t reads =
-        find_ports(f, reader, calls, f->team[maker], f->instance[maker], found);
-    if (reads < 0)
-        return 0;
-    if (!first->has_ports)
-        memcpy(f->expected, found, ports * sizeof *found);
-    else if (memcmp(f->expected, found, ports * sizeof *found))
-        return 0;
-    first->has_ports = 1;
-    first->reads = reads;
-    const int32_t *const makers = members_of(f, maker);
-    if (f->outside[makers[count - 1]] == reads)
-        return 1; /* nobody else reads it */
-    memcpy(joined, makers, count * sizeof *joined);
-    memcpy(joined + count, calls, reader->nodes * sizeof *joined);
-    find_limits(f, joined, count + reader->nodes, &deepest, &shallowest, NULL);
-    return deepest < shallowest;
+    int32_t kind = -1;
+    f->attempt++;
+    for (int32_t each = 0; each < reader->count; each++) {
+        const int32_t read = f->graph.first_read[f->call_of[reader->first + each]] + argument;
+        const int32_t maker = maker_of(&f->graph, f->graph.read[read]);
+        if (maker < 0 || (kind >= 0 && f->kind_of[maker] != kind) || !is_new(f, f->instance[maker]))
+            return -1;
+        kind = f->kind_of[maker];
+        f->moved[each] = maker;
+    }
+    return kind;
 }
 
-/* Adds the pattern of instances of `before` that are joined with instances of `reader`. */
-static int32_t join_patterns(struct fuse *f, int32_t before, int32_t reader)
+static int32_t count_levels(struct fuse *f, const int32_t *calls, int32_t count)
 {
-    const int32_t width = (int32_t)f->sites->most_arguments;
-    const int32_t results = (int32_t)f->sites->most_results;
-    const struct pattern p = f->patterns[before], q = f->patterns[reader];
-    const int32_t nodes = p.nodes + q.nodes, first = p.nodes * width;
-    int32_t *const signature = malloc(nodes * (1 + width) * sizeof *signature);
-    if (!signature)
-        return -1;
-    int32_t *const refer = signature + nodes;
-    memcpy(signature, p.signature, p.nodes * sizeof *signature);
-    memcpy(signature + p.nodes, q.signature, q.nodes * sizeof *signature);
-    memcpy(refer, p.refer, first * sizeof *refer);
-    for (int32_t at = 0; at < q.nodes * width; at++)
-        refer[first + at] = q.refer[at] < 0 ? -1 : q.refer[at] + p.nodes * results;
-    for (int32_t each = 0; each < q.num_ports; each++)
-        refer[first + q.ports[each]] = f->expected[each];
-    const int32_t found = add_pattern(f, nodes, signature, refer);
-    free(signature);
-    return found;
+    int32_t levels = 0;
+    f->attempt++;
+    for (int32_t each = 0; each < count; each++)
+        levels += is_new(f, f->level[calls[each]]);
+    return levels;
 }
 
-/* Joins all instances of a team with those that make an argument of a node, if all can be; returns
-   whether they were, or -1 without memory. */
-static int join(struct fuse *f, int32_t number, int32_t node, int32_t each)
+/* Puts the instances of a chain whose calls are listed in `moved` before its others. */
+static void move_instances(struct fuse *f, const struct chain *chain, int32_t count)
 {
-    struct team *const team = f->teams + number;
-    const int32_t nodes = f->patterns[team->pattern].nodes;
-    struct first first = {0};
-    for (int32_t instance = 0; instance < team->count; instance++) {
-        const int32_t *const calls = team->members + (int64_t)instance * nodes;
-        if (*calls >= 0 && !can_join(f, number, calls, node, each, &first))
+    int32_t *const before = f->before, others = count;
+    f->attempt++;
+    for (int32_t each = 0; each < count; each++) {
+        before[each] = f->instance[f->moved[each]];
+        is_new(f, before[each]);
+    }
+    for (int32_t instance = 0; instance < chain->count; instance++)
+        if (is_new(f, instance))
+            before[others++] = instance;
+    for (int32_t kind = chain->first; kind >= 0; kind = f->kinds[kind].next) {
+        int32_t *const calls = f->call_of + f->kinds[kind].first;
+        memcpy(f->moved, calls, chain->count * sizeof *calls);
+        for (int32_t instance = 0; instance < chain->count; instance++) {
+            calls[instance] = f->moved[before[instance]];
+            f->instance[calls[instance]] = instance;
+        }
+    }
+}
+
+/* Moves the kinds of a chain to the end of another one. */
+static void append_kinds(struct fuse *f, int32_t from, int32_t to)
+{
+    struct chain *const source = f->chains + from, *const chain = f->chains + to;
+    for (int32_t kind = source->first; kind >= 0; kind = f->kinds[kind].next)
+        f->kinds[kind].chain = to;
+    f->kinds[chain->last].next = source->first;
+    chain->last = source->last;
+    chain->size += source->size;
+    source->size = 0;
+}
+
+/* Takes the instances from `count` on out of kinds, and makes a chain of them. */
+static void split(struct fuse *f, int32_t first, int32_t count)
+{
+    const int32_t number = f->num_kinds;
+    for (int32_t each = first; each >= 0; each = f->kinds[each].next) {
+        struct kind kind = f->kinds[each];
+        kind.first += count;
+        kind.count -= count;
+        f->kinds[each].count = count;
+        for (int32_t instance = 0; instance < kind.count; instance++) {
+            const int32_t call = f->call_of[kind.first + instance];
+            f->kind_of[call] = f->num_kinds;
+            f->instance[call] = instance;
+        }
+        add_kind(f, kind);
+        if (each != first)
+            append_kinds(f, f->num_kinds - 1, number);
+    }
+}
+
+/* Joins the chain of a kind with the one that makes an argument of its calls, if both can run at
+   once. */
+static int join(struct fuse *f, const struct kind *reader, int32_t argument)
+{
+    const int32_t kind = kind_of_makers(f, reader, argument), to = reader->chain;
+    if (kind < 0 || f->kinds[kind].chain == to || !f->sites->arguments[f->kinds[kind].signature])
+        return 0;
+    const int32_t from = f->kinds[kind].chain;
+    const struct chain own = f->chains[to], other = f->chains[from];
+    if (own.size + other.size > MOST_FUSED)
+        return 0;
+    const int32_t levels = count_levels(f, f->call_of + reader->first, reader->count);
+    const int32_t other_levels = count_levels(f, f->moved, reader->count);
+    if (levels > 2 * other_levels || other_levels > 2 * levels)
+        return 0;
+    move_instances(f, &other, own.count);
+    append_kinds(f, from, to);
+    for (int32_t instance = 0; instance < own.count; instance++)
+        if (!find_depth(f, f->chains + to, instance, NULL)) {
+            f->chains[to] = own;
+            f->chains[from] = other;
+            f->kinds[own.last].next = -1;
+            for (int32_t each = other.first; each >= 0; each = f->kinds[each].next)
+                f->kinds[each].chain = from;
             return 0;
-    }
-    if (!first.has_ports)
-        return 0;
-    /* Each joins one other at most, and what could run at few levels does not run at many. */
-    const int32_t before = f->patterns[first.pattern].nodes, attempt = ++f->attempt;
-    int32_t levels = 0, levels_before = 0;
-    for (int32_t instance = 0; instance < team->count; instance++) {
-        const int32_t *const calls = team->members + (int64_t)instance * nodes;
-        if (*calls < 0)
-            continue;
-        const int32_t maker = maker_of(f, f->read[f->first_read[calls[node]] + each]);
-        int32_t *const stamp = f->stamp + *members_of(f, maker);
-        if (*stamp == attempt)
-            return 0;
-        *stamp = attempt;
-        levels += f->seen[2 * f->level[calls[node]]] != attempt;
-        levels_before += f->seen[2 * f->level[maker] + 1] != attempt;
-        f->seen[2 * f->level[calls[node]]] = f->seen[2 * f->level[maker] + 1] = attempt;
-    }
-    if (levels > 2 * levels_before || levels_before > 2 * levels)
-        return 0;
-    const int32_t pattern = join_patterns(f, first.pattern, team->pattern);
-    int32_t *const members = malloc((int64_t)team->count * (before + nodes) * sizeof *members);
-    if (pattern < 0 || !members) {
-        free(members);
-        return -1;
-    }
-    int32_t *next = members, count = 0;
-    for (int32_t instance = 0; instance < team->count; instance++) {
-        const int32_t *const calls = team->members + (int64_t)instance * nodes;
-        if (*calls < 0)
-            continue;
-        const int32_t maker = maker_of(f, f->read[f->first_read[calls[node]] + each]);
-        int32_t *const others = members_of(f, maker);
-        f->outside[calls[nodes - 1]] += f->outside[others[before - 1]] - first.reads;
-        memcpy(next, others, before * sizeof *next);
-        memcpy(next + before, calls, nodes * sizeof *next);
-        *others = -1;
-        f->teams[f->team[maker]].left--;
-        for (int32_t at = 0; at < before + nodes; at++) {
-            f->team[next[at]] = number;
-            f->instance[next[at]] = count;
-            f->node[next[at]] = at;
         }
-        next += before + nodes;
-        count++;
-    }
-    free(team->members);
-    *team = (struct team){pattern, count, count, members, team->recursion};
+    if (other.count > own.count)
+        split(f, other.first, own.count);
     return 1;
 }
 
-/* Joins a team with others until no more can be; returns whether one could, or -1. */
-static int join_all(struct fuse *f, int32_t number)
+static void join_all(struct fuse *f)
 {
-    const int32_t width = (int32_t)f->sites->most_arguments;
-    int any = 0;
-    for (int found = 1; found;) {
-        const struct pattern *const p = f->patterns + f->teams[number].pattern;
-        found = 0;
-        for (int32_t each = p->num_ports - 1; !found && each >= 0; each--)
-            found = join(f, number, p->ports[each] / width, p->ports[each] % width);
-        if (found < 0)
-            return -1;
-        any |= found;
+    int any = 1;
+    for (int pass = 0; any && pass < MOST_PASSES; pass++) {
+        any = 0;
+        for (int32_t each = f->num_kinds - 1; each >= 0; each--) {
+            const struct kind *const kind = f->kinds + each;
+            const int32_t arguments = kind->is_list ? 0 : f->sites->arguments[kind->signature];
+            for (int32_t argument = arguments - 1; argument >= 0; argument--)
+                any |= join(f, kind, argument);
+        }
     }
-    return any;
 }
 
 /* The results. */
 
-/* The instances in an order in which each comes after those that it reads; -1 in `order` begins
-   those that there are not. Notes the outputs of patterns. */
-static int32_t sort_instances(struct fuse *f, int32_t *order, int32_t *key, int32_t *first)
+/* Sorts the kinds of a chain so that each comes after those that it reads. */
+static void sort_kinds(struct fuse *f, struct chain *chain)
 {
-    int32_t count = 0, deepest, most = 0;
-    for (int32_t call = 0; call < f->calls; call++) {
-        const int32_t *const calls = members_of(f, call);
-        struct pattern *const p = f->patterns + f->teams[f->team[call]].pattern;
-        if (f->node[call])
-            continue;
-        find_limits(f, calls, p->nodes, &deepest, key + call, p->is_output);
-        if (key[call] == INT32_MAX)
-            key[call] = f->depth[calls[p->nodes - 1]];
-        most = key[call] > most ? key[call] : most;
+    int32_t kinds[MOST_FUSED] = {chain->first}, size = 0;
+    for (int32_t kind = chain->first; kind >= 0; kind = f->kinds[kind].next) {
+        const int32_t call = f->call_of[f->kinds[kind].first];
+        int32_t at = size++;
+        for (; at > 0 && f->call_of[f->kinds[kinds[at - 1]].first] > call; at--)
+            kinds[at] = kinds[at - 1];
+        kinds[at] = kind;
     }
-    memset(first, 0, (most + 2) * sizeof *first);
+    chain->first = kinds[0];
+    chain->last = kinds[size - 1];
+    for (int32_t node = 0; node < size; node++) {
+        f->kinds[kinds[node]].node = node;
+        f->kinds[kinds[node]].next = node + 1 < size ? kinds[node + 1] : -1;
+    }
+}
+
+/* Finds when the instances of a chain are ready, for its first calls, and what others read. */
+static void find_ready(struct fuse *f, const struct chain *chain)
+{
+    for (int32_t instance = 0; instance < chain->count; instance++) {
+        const int32_t depth = find_depth(f, chain, instance, f->is_output);
+        const int32_t first = f->call_of[f->kinds[chain->first].first + instance];
+        const int32_t last = f->call_of[f->kinds[chain->last].first + instance];
+        f->ready[first] = depth < INT32_MAX ? depth : f->depth[last];
+    }
+}
+
+/* Writes a chain: its number of nodes, its number of outputs, for each node its signature and what
+   its arguments refer to, and for each output its node and which of the results it is. Returns its
+   number, or that of an equal one. */
+static int32_t write_chain(struct fuse *f, const struct chain *chain)
+{
+    const int32_t number = (int32_t)f->counts[0], results = (int32_t)f->sites->most_results;
+    int32_t *const begin = f->chain + (number ? f->first_chain[number] : 0), *next = begin + 2;
+    for (int32_t kind = chain->first; kind >= 0; kind = f->kinds[kind].next) {
+        const struct kind *const k = f->kinds + kind;
+        const int32_t call = f->call_of[k->first], first = f->graph.first_read[call];
+        *next++ = k->signature;
+        for (int32_t each = 0; each < f->sites->arguments[k->signature]; each++) {
+            const int64_t refer = k->is_list ? -1 : refer_of(f, call, first + each);
+            *next++ = refer < 0
+                          ? -1
+                          : f->kinds[refer / results].node * results + (int32_t)(refer % results);
+        }
+    }
+    int32_t *const outputs = next;
+    for (int32_t kind = chain->first; kind >= 0; kind = f->kinds[kind].next) {
+        const int32_t call = f->call_of[f->kinds[kind].first];
+        for (int32_t result = 0; result < results_of(f, call); result++)
+            if (f->is_output[f->begin_of[call] + result]) {
+                *next++ = f->kinds[kind].node;
+                *next++ = result;
+            }
+    }
+    begin[0] = chain->size;
+    begin[1] = (int32_t)(next - outputs) / 2;
+    const int32_t length = (int32_t)(next - begin);
+    for (int32_t other = 0; other < number; other++)
+        if (f->first_chain[other + 1] - f->first_chain[other] == length &&
+            !memcmp(f->chain + f->first_chain[other], begin, length * sizeof *begin))
+            return other;
+    f->first_chain[number] = (int32_t)(begin - f->chain);
+    f->first_chain[number + 1] = (int32_t)(next - f->chain);
+    f->counts[0]++;
+    if (begin[1] > f->counts[1])
+        f->counts[1] = begin[1];
+    return number;
+}
+
+/* Lists the first calls of instances in `moved`, each after those that it reads. Returns how many
+   there are. */
+static int32_t sort_instances(struct fuse *f)
+{
+    int32_t *const first = f->before, count = 0;
+    memset(first, 0, (f->calls + 2) * sizeof *first);
     for (int32_t call = 0; call < f->calls; call++)
-        first[f->node[call] ? 0 : key[call] + 1]++;
-    first[0] = 0;
-    for (int32_t each = 0; each < most; each++)
-        first[each + 1] += first[each];
-    for (int32_t call = 0; call < f->calls; call++)
-        if (!f->node[call]) {
-            order[first[key[call]]++] = call;
+        if (!f->kinds[f->kind_of[call]].node) {
+            first[f->ready[call] + 1]++;
             count++;
         }
+    for (int64_t each = 0; each < f->calls; each++)
+        first[each + 1] += first[each];
+    for (int32_t call = 0; call < f->calls; call++)
+        if (!f->kinds[f->kind_of[call]].node)
+            f->moved[first[f->ready[call]]++] = call;
     return count;
 }
 
-/* A chain is its number of nodes, its number of outputs, for each node its signature and what its
-   arguments refer to, and for each output its node and which of the results it is. */
-static void write_chains(struct fuse *f)
-{
-    const struct sites *s = f->sites;
-    int32_t *next = f->chain;
-    f->counts[0] = 0;
-    f->counts[1] = s->most_results;
-    for (int32_t each = 0; each < f->num_patterns; each++) {
-        struct pattern *const p = f->patterns + each;
-        if (p->kind != -2)
-            continue;
-        p->kind = (int32_t)(f->num_signatures + f->counts[0]);
-        f->first_chain[f->counts[0]++] = (int32_t)(next - f->chain);
-        int32_t *const begin = next;
-        *next++ = p->nodes;
-        *next++ = 0;
-        for (int32_t node = 0; node < p->nodes; node++) {
-            *next++ = p->signature[node];
-            for (int32_t argument = 0; argument < s->arguments[p->signature[node]]; argument++)
-                *next++ = p->refer[node * s->most_arguments + argument];
-        }
-        for (int32_t at = 0; at < p->nodes * s->most_results; at++)
-            if (p->is_output[at]) {
-                *next++ = at / (int32_t)s->most_results;
-                *next++ = at % (int32_t)s->most_results;
-                begin[1]++;
-            }
-        if (begin[1] > f->counts[1])
-            f->counts[1] = begin[1];
-        f->first_chain[f->counts[0]] = (int32_t)(next - f->chain);
-    }
-}
-
-/* Writes what instances consist of and read; returns how many there are, or -1 without memory. */
+/* Writes what instances consist of and read; returns how many there are. */
 static int64_t write_instances(struct fuse *f)
 {
-    const int64_t calls = f->calls, reads = f->first_read[calls];
-    int32_t *const room = malloc((4 * calls + 2 + reads + calls + 1) * sizeof *room);
-    if (!room)
-        return -1;
-    int32_t *const order = room, *const key = order + calls, *const first = key + calls;
-    int32_t *const begins = first + calls + 2, *read = begins + calls, *next = read;
-    const int32_t count = sort_instances(f, order, key, first);
-    for (int32_t each = 0; each < f->num_teams; each++)
-        for (int32_t at = 0; at < f->teams[each].count; at++) {
-            struct pattern *const p = f->patterns + f->teams[each].pattern;
-            if (f->teams[each].members[(int64_t)at * p->nodes] >= 0 && p->nodes > 1)
-                p->kind = -2; /* it is used */
-        }
-    write_chains(f);
-    int32_t member = 0;
+    const struct graph *const g = &f->graph;
+    const int32_t count = sort_instances(f);
+    int32_t members = 0, reads = 0;
     for (int32_t each = 0; each < count; each++) {
-        const struct pattern *const p = f->patterns + f->teams[f->team[order[each]]].pattern;
-        const int32_t *const mine = members_of(f, order[each]);
-        f->kind[each] = p->kind;
-        f->first_member[each] = member;
-        key[each] = (int32_t)(next - read);
-        for (int32_t node = 0; node < p->nodes; node++) {
-            const int32_t call = mine[node];
-            const int is_list = f->is_list[p->signature[node]];
-            f->member[member] = f->begin[call];
-            begins[member++] = call;
-            for (int32_t at = f->first_read[call]; at < f->first_read[call + 1]; at++)
-                if (is_list || p->refer[node * f->sites->most_arguments + at - f->first_read[call]] < 0)
-                    *next++ = f->read[at];
+        const int32_t own = f->moved[each], instance = f->instance[own];
+        f->kind[each] = f->number[chain_of(f, own)];
+        f->begin[each] = f->begin_of[own];
+        f->first_member[each] = members;
+        f->first_read[each] = reads;
+        for (int32_t kind = f->kind_of[own]; kind >= 0; kind = f->kinds[kind].next) {
+            const int32_t call = f->call_of[f->kinds[kind].first + instance];
+            f->member[members++] = f->begin_of[call];
+            for (int32_t read = g->first_read[call]; read < g->first_read[call + 1]; read++)
+                if (refer_of(f, call, read) < 0)
+                    f->read[reads++] = g->read[read];
         }
     }
-    f->first_member[count] = member;
+    f->first_member[count] = members;
+    f->first_read[count] = reads;
     for (int32_t each = 0; each < count; each++)
         for (int32_t at = f->first_member[each]; at < f->first_member[each + 1]; at++)
-            for (int32_t result = 0; result < results_of(f, begins[at]); result++)
+            for (int32_t result = 0; result < f->sites->results[f->code[f->member[at]]]; result++)
                 f->call[f->member[at] + result] = each;
-    for (int32_t each = 0; each < count; each++) {
-        f->begin[each] = f->member[f->first_member[each]];
-        f->first_read[each] = key[each];
-    }
-    f->first_read[count] = (int32_t)(next - read);
-    memcpy(f->read, read, (next - read) * sizeof *read);
-    free(room);
     return count;
 }
 
+/* Writes the chains that run several kinds, and numbers all. */
+static void write_chains(struct fuse *f)
+{
+    f->counts[0] = 0;
+    f->counts[1] = f->sites->most_results;
+    for (int32_t each = 0; each < f->num_kinds; each++) {
+        struct chain *const chain = f->chains + each;
+        if (!chain->size)
+            continue;
+        sort_kinds(f, chain);
+        find_ready(f, chain);
+        f->number[each] = chain->size == 1 ? f->kinds[chain->first].signature
+                                           : (int32_t)f->num_signatures + write_chain(f, chain);
+    }
+}
+
+/* A copy of integers; NULL without memory. */
+static int32_t *copied(struct arena *arena, const int32_t *integers, int64_t count)
+{
+    int32_t *const copy = new_array(arena, count, sizeof *copy);
+    return copy ? memcpy(copy, integers, count * sizeof *copy) : NULL;
+}
+
+/* Makes room; -1 without memory. */
+static int make_room(struct fuse *f)
+{
+    struct arena *const arena = &f->arena;
+    int32_t **const of_calls[] = {&f->kind_of, &f->instance, &f->depth, &f->ready, &f->call_of,
+                                  &f->level,   &f->before,   &f->moved, &f->seen,  &f->number};
+    int64_t values = 0;
+    for (int each = 0; each < COUNT(of_calls); each++)
+        *of_calls[each] = new_array(arena, f->calls + 2, sizeof(int32_t));
+    f->begin_of = copied(arena, f->begin, f->calls);
+    for (int32_t call = 0; f->begin_of && call < f->calls; call++)
+        if (f->begin_of[call] + results_of(f, call) > values)
+            values = f->begin_of[call] + results_of(f, call);
+    f->uses = new_array(arena, values, sizeof *f->uses);
+    f->inside = new_array(arena, values, sizeof *f->inside);
+    f->kinds = new_array(arena, f->calls, sizeof *f->kinds);
+    f->chains = new_array(arena, f->calls, sizeof *f->chains);
+    f->is_output = new_array(arena, values, sizeof *f->is_output);
+    f->graph = (struct graph){.calls = f->calls,
+                              .kind = f->kind_of,
+                              .row = f->row,
+                              .call = f->call,
+                              .first_read = copied(arena, f->first_read, f->calls + 1),
+                              .read = copied(arena, f->read, f->first_read[f->calls])};
+    return arena->is_exhausted ? -1 : 0;
+}
+
+/* Returns the number of instances, or -1 without memory. */
 static int64_t fuse(struct fuse *f)
 {
-    const struct sites *s = f->sites;
-    const int64_t calls = f->calls;
-    int64_t results = 0, instances = -1;
-    for (int64_t call = 0; call < calls; call++)
-        results += s->results[f->code[f->begin[call]]];
-    int32_t *const room = calloc(12 * calls + 5 + 2 * results +
-                                 2 * MOST_FUSED * s->most_arguments, sizeof *room);
-    const int64_t most = 3 * calls + 2 * MOST_FUSED; /* of patterns */
-    f->patterns = malloc(most * sizeof *f->patterns);
-    f->teams = malloc((calls + 1) * sizeof *f->teams);
-    f->num_patterns = f->num_teams = f->attempt = 0;
-    f->is_list = calloc(f->num_signatures + 1, 1);
-    for (f->mask = 63; f->mask < 2 * most;)
-        f->mask = 2 * f->mask + 1;
-    f->slots = malloc((f->mask + 1) * sizeof *f->slots);
-    if (room && f->patterns && f->teams && f->is_list && f->slots) {
-        memset(f->slots, -1, (f->mask + 1) * sizeof *f->slots);
-        int32_t *next = room;
-        int32_t **of_call[] = {&f->signature, &f->team,  &f->instance, &f->node,
-                               &f->depth,     &f->stamp, &f->outside,  &f->level};
-        for (int each = 0; each < COUNT(of_call); each++, next += calls)
-            *of_call[each] = next;
-        f->first_result = next;
-        f->seen = next + calls + 1;
-        f->times = f->seen + 2 * (calls + 1);
-        f->inside = f->times + results;
-        f->expected = f->inside + results;
-        for (int32_t each = 0; each < f->num_signatures; each++) {
-            f->is_list[each] = s->arguments[each] > MOST_PORTS;
-            for (int32_t argument = 0; argument < s->arguments[each]; argument++)
-                f->is_list[each] |= is_ragged(s, each, argument);
-        }
-        for (int64_t call = 0; call < calls; call++)
-            f->signature[call] = s->signature[f->code[f->begin[call]]];
-        int found = find_teams(f) || find_recursions(f) ? -1 : 1;
-        if (found == 1)
-            count_reads(f);
-        for (int time = 0; found == 1 && time < MANY_TIMES; time++) {
-            found = 0;
-            for (int32_t each = f->num_teams - 1; found >= 0 && each >= 0; each--) {
-                const int is_room = f->num_patterns + MOST_FUSED < most;
-                const int any = is_room && f->teams[each].left ? join_all(f, each) : 0;
-                found = any < 0 ? -1 : found | any;
-            }
-        }
-        if (found >= 0)
-            instances = write_instances(f);
+    int64_t instances = -1;
+    f->arena = (struct arena){0};
+    if (!make_room(f) && !find_kinds(f) && !find_own_levels(f)) {
+        count_uses(f);
+        join_all(f);
+        write_chains(f);
+        instances = write_instances(f);
     }
-    for (int32_t each = 0; f->patterns && each < f->num_patterns; each++) {
-        free(f->patterns[each].signature);
-        free(f->patterns[each].is_output);
-    }
-    for (int32_t each = 0; f->teams && each < f->num_teams; each++)
-        free(f->teams[each].members);
-    free(f->patterns);
-    free(f->teams);
-    free(f->is_list);
-    free(f->slots);
-    free(room);
+    free_arena(&f->arena);
     return instances;
 }
 
 static const struct field fields_of_fuse[] = {
-    FIELD(fuse, sites), FIELD(fuse, code), FIELD(fuse, calls), FIELD(fuse, num_signatures),
-    FIELD(fuse, wanted), FIELD(fuse, place), FIELD(fuse, value), FIELD(fuse, row), FIELD(fuse, call),
-    FIELD(fuse, begin), FIELD(fuse, first_read), FIELD(fuse, read), FIELD(fuse, kind),
-    FIELD(fuse, first_member), FIELD(fuse, member), FIELD(fuse, first_chain), FIELD(fuse, chain),
-    FIELD(fuse, counts),
+    FIELD(fuse, sites),          FIELD(fuse, code),         FIELD(fuse, calls),
+    FIELD(fuse, num_signatures), FIELD(fuse, wanted),       FIELD(fuse, place),
+    FIELD(fuse, value),          FIELD(fuse, row),          FIELD(fuse, call),
+    FIELD(fuse, begin),          FIELD(fuse, first_read),   FIELD(fuse, read),
+    FIELD(fuse, kind),           FIELD(fuse, first_member), FIELD(fuse, member),
+    FIELD(fuse, first_chain),    FIELD(fuse, chain),        FIELD(fuse, counts),
 };
 
 FUNCTION(fuse)
