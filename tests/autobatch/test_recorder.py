@@ -7,7 +7,9 @@ import random
 import subprocess
 import sys
 import threading
+import weakref
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ from torch import Tensor, nn
 
 from pyg_dynbatch.autobatch import Stack, attend, autobatch, cond, recorder, total, while_loop
 from pyg_dynbatch.autobatch.session import Session
+from pyg_dynbatch.autobatch.signatures import Site
 from pyg_dynbatch.core.native import NATIVE_SWITCH
 from tests.autobatch.programs import Random, examples
 from tests.autobatch.test_autobatch import Wrap, check
@@ -272,6 +275,71 @@ def test_no_session_outlives_its_call() -> None:
         model(X)
     assert sessions() <= before
     assert gc.isenabled()
+
+
+class Token:
+    """An object that tells whether it was collected, and refers to others."""
+
+    def __init__(self) -> None:
+        self.other: Any = None
+
+
+def recorder_of(root: object) -> Any:
+    return recorder.Recorder(recorder.Lookup(), root, True, False)
+
+
+def in_recorder(name: str, token: Token) -> None:
+    token.other = recorder_of(None)
+    setattr(token.other, name, token)
+
+
+def as_root(token: Token) -> None:
+    token.other = recorder_of(token)
+
+
+def in_lookup(token: Token) -> None:
+    site = Site(0, (0,))
+    site.build = token  # type: ignore[assignment]
+    token.other = recorder_of(None)
+    with pytest.raises(TypeError, match="not callable"):
+        token.other.record(site, [])
+
+
+def in_value(token: Token) -> None:
+    token.other = recorder_of(token).record(Site(0, (0,)), [])
+
+
+def in_method(token: Token) -> None:
+    token.other = recorder.Method(token)  # type: ignore[arg-type]
+
+
+def in_snapshot(token: Token) -> None:
+    token.other = recorder.Snapshot()
+    token.other.take(({"token": token},), (), ())
+
+
+FIELDS = ("numbers", "belonging", "known", "like", "outside", "next_row", "unread", "device")
+CYCLES: dict[str, Callable[[Token], None]] = {
+    **{f"recorder, {name}": partial(in_recorder, name) for name in (*FIELDS, "refused")},
+    "recorder, root": as_root,
+    "lookup": in_lookup,
+    "value": in_value,
+    "method": in_method,
+    "snapshot": in_snapshot,
+}
+
+
+@pytest.mark.skipif(recorder.native is None, reason="the C extension was not built")
+@pytest.mark.parametrize("name", CYCLES)
+def test_cycles_are_collected(name: str) -> None:
+    token = Token()
+    CYCLES[name](token)
+    is_alive = weakref.ref(token)
+    gc.collect()
+    assert is_alive() is token
+    del token
+    gc.collect()
+    assert is_alive() is None
 
 
 def test_threads_record_by_themselves() -> None:
