@@ -25,12 +25,10 @@ INLINE float exponential(float x)
     p = p * r + 1.66665196e-1f;
     p = p * r + 0.5f;
     p = p * r * r + r + 1.0f;
-    int32_t bits;
+    uint32_t bits, of_p;
     memcpy(&bits, &shifted, sizeof bits);
-    bits = (int32_t)((uint32_t)bits << 23);
-    int32_t of_p;
     memcpy(&of_p, &p, sizeof of_p);
-    of_p += bits;
+    of_p += bits << 23;
     memcpy(&p, &of_p, sizeof p);
     /* The bits of what is no number would become part of n. */
     return x == x ? p : x;
