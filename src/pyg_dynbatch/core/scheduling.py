@@ -141,6 +141,7 @@ def _joined(recordings: Sequence[Recording]) -> Joined:
     constants = _distinct_constants(recordings, sites, first_site)
     first_input = np.zeros((1 + len(recordings), len(sites.row_types)), dtype=np.int64)
     num_inputs.cumsum(0, out=first_input[1:])
+    _check_size("rows", int(first_input[-1].max(initial=0)))
     if len(recordings) > 1:
         move(sites, code, ends, 0, first, first_input)
         outputs.values[:] += np.append(0, ends)[outputs.example].astype(np.int32)
