@@ -1,6 +1,8 @@
 """Build the C sources as one extension module, or nothing where there is no suitable compiler."""
 
 import hashlib
+import os
+import shlex
 import shutil
 import sys
 import sysconfig
@@ -23,6 +25,7 @@ GCC_FLAGS = [
 ]
 
 FLAGS = ["/O2", "/std:c11"] if WINDOWS else GCC_FLAGS
+FLAGS += shlex.split(os.environ.get("CFLAGS", ""))  # the last ones win
 # The kernels are compiled once per kind of processor; the extension chooses when it is imported.
 # They use extensions of GCC and Clang, so on Windows the extension holds the schedulers alone.
 VARIANTS: dict[str, list[str]] = {} if WINDOWS else {"baseline": []}

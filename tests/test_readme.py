@@ -26,10 +26,11 @@ def test_set_up_shows_two_commands_on_one_line_each() -> None:
 def test_ci_runs_the_test_command_of_the_readme_and_then_the_long_tests() -> None:
     _, test = set_up_commands()
     script = ROOT / ".ci" / "run"
-    *_, first, second, third = script.read_text(encoding="utf-8").splitlines()
+    *_, first, second, third, last = script.read_text(encoding="utf-8").splitlines()
     assert first == test.rstrip("\n")
     assert second == ".venv/bin/python -m pytest -m long -n 2"
     assert "--jaxtyping-packages" in third
+    assert last == ".ci/sanitize"
     assert script.stat().st_mode & 0o111, ".ci/run is not executable"
 
 
