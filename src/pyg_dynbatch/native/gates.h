@@ -106,7 +106,7 @@ static void gather(const struct nodes *all, struct block at, int threads)
             memset(sum, 0, width * sizeof *sum);
             for (int64_t child = first; child < behind; child++) {
                 const float *restrict one = out + child * width;
-                #pragma omp simd
+#pragma omp simd
                 for (int64_t k = 0; k < width; k++)
                     sum[k] += one[k];
             }
@@ -116,7 +116,7 @@ static void gather(const struct nodes *all, struct block at, int threads)
 
 INLINE void add(int64_t count, rows_t rows, given_t more)
 {
-    #pragma omp simd
+#pragma omp simd
     for (int64_t k = 0; k < count; k++)
         rows[k] += more[k];
 }
@@ -124,17 +124,17 @@ INLINE void add(int64_t count, rows_t rows, given_t more)
 INLINE void candidate_of(int64_t width, rows_t gates, given_t dropout_mask, rows_t memory)
 {
     rows_t u = gates, i = gates + width, o = gates + 2 * width;
-    #pragma omp simd
+#pragma omp simd
     for (int64_t k = 0; k < width; k++)
         u[k] = tangent(u[k]);
-    #pragma omp simd
+#pragma omp simd
     for (int64_t k = 0; k < width; k++) {
         i[k] = logistic(i[k]);
         o[k] = logistic(o[k]);
         memory[k] = u[k] * i[k];
     }
     if (dropout_mask) {
-        #pragma omp simd
+#pragma omp simd
         for (int64_t k = 0; k < width; k++)
             memory[k] *= dropout_mask[k];
     }
@@ -144,7 +144,7 @@ INLINE void carry(int64_t width, rows_t forget, given_t own, given_t cell, rows_
 {
     if (own)
         add(width, forget, own);
-    #pragma omp simd
+#pragma omp simd
     for (int64_t k = 0; k < width; k++) {
         forget[k] = logistic(forget[k]);
         memory[k] += forget[k] * cell[k];
@@ -153,7 +153,7 @@ INLINE void carry(int64_t width, rows_t forget, given_t own, given_t cell, rows_
 
 INLINE void finish(int64_t width, given_t o, given_t memory, rows_t activated, rows_t hidden)
 {
-    #pragma omp simd
+#pragma omp simd
     for (int64_t k = 0; k < width; k++) {
         activated[k] = tangent(memory[k]);
         hidden[k] = o[k] * activated[k];
@@ -188,7 +188,7 @@ static void sum_equal(const struct incoming *given, const int64_t *cell, int64_t
                       int64_t width, float *hidden, float *memory, int threads)
 {
     /* Every thread has columns of its own, so that no two write to one row. */
-    PARALLEL_FOR(threads > 1 && leaves *width > ENOUGH)
+    PARALLEL_FOR(threads > 1 && leaves * width > ENOUGH)
     for (int64_t part = 0; part < threads; part++) {
         const int64_t start = width * part / threads, count = width * (part + 1) / threads - start;
         for (int64_t leaf = 0; leaf < leaves; leaf++) {
@@ -211,13 +211,13 @@ INLINE void down_to_memory(int64_t width, given_t o, given_t activated, given_t 
                            rows_t total)
 {
     if (of_h_too) {
-        #pragma omp simd
+#pragma omp simd
         for (int64_t k = 0; k < width; k++)
             total[k] = of_h[k] + of_h_too[k];
     } else {
         memcpy(total, of_h, width * sizeof *total);
     }
-    #pragma omp simd
+#pragma omp simd
     for (int64_t k = 0; k < width; k++) {
         float h = total[k];
         to_o[k] = h * activated[k] * o[k] * (1.0f - o[k]);
@@ -230,7 +230,7 @@ INLINE void down_to_memory(int64_t width, given_t o, given_t activated, given_t 
 INLINE void down_to_child(int64_t width, given_t total, given_t forget, given_t cell,
                           rows_t to_forget, rows_t to_cell)
 {
-    #pragma omp simd
+#pragma omp simd
     for (int64_t k = 0; k < width; k++) {
         to_forget[k] = total[k] * cell[k] * forget[k] * (1.0f - forget[k]);
         to_cell[k] = total[k] * forget[k];
@@ -241,11 +241,11 @@ INLINE void down_to_products(int64_t width, given_t u, given_t i, given_t dropou
                              rows_t to_i)
 {
     if (dropout_mask) {
-        #pragma omp simd
+#pragma omp simd
         for (int64_t k = 0; k < width; k++)
             to_i[k] *= dropout_mask[k];
     }
-    #pragma omp simd
+#pragma omp simd
     for (int64_t k = 0; k < width; k++) {
         float candidate = to_i[k];
         to_u[k] = candidate * i[k] * (1.0f - u[k] * u[k]);

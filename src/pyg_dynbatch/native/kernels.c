@@ -25,19 +25,30 @@
 
 static struct nodes leaves_of(const struct run *r)
 {
-    return (struct nodes){.width = r->width, .arity = 0, .hidden = r->leaf_hidden,
-                          .memory = r->leaf_memory, .activated = r->leaf_activated,
-                          .dropout_mask = r->dropout_mask, .index = r->index};
+    return (struct nodes){.width = r->width,
+                          .arity = 0,
+                          .hidden = r->leaf_hidden,
+                          .memory = r->leaf_memory,
+                          .activated = r->leaf_activated,
+                          .dropout_mask = r->dropout_mask,
+                          .index = r->index};
 }
 
 static struct nodes inner_nodes_of(const struct run *r)
 {
     const int64_t first = (1 + r->leaves) * r->width, below = r->leaves * r->width;
-    return (struct nodes){.width = r->width, .arity = r->arity, .hidden = r->hidden + first,
-                          .memory = r->memory + first, .activated = r->activated + first,
+    return (struct nodes){.width = r->width,
+                          .arity = r->arity,
+                          .hidden = r->hidden + first,
+                          .memory = r->memory + first,
+                          .activated = r->activated + first,
                           .dropout_mask = r->dropout_mask ? r->dropout_mask + below : 0,
-                          .index = r->index, .starts = r->starts, .all_hidden = r->hidden,
-                          .cells = r->memory, .gathered = r->gathered, .sums = r->sums};
+                          .index = r->index,
+                          .starts = r->starts,
+                          .all_hidden = r->hidden,
+                          .cells = r->memory,
+                          .gathered = r->gathered,
+                          .sums = r->sums};
 }
 
 /* A row of so many numbers up to the start of the next one, where vectors cross no cache line. */
@@ -167,8 +178,7 @@ static void forward_run(const struct run *r)
             if (ragged)
                 product(r, children, b.edges, width, r->weight_hidden + 3 * width * width,
                         forget_copy(r), r->bias + 3 * width, width, forget, threads);
-            forward(&all, b, gates, forget, r->own ? r->own + input * 4 * width : 0, mine,
-                    threads);
+            forward(&all, b, gates, forget, r->own ? r->own + input * 4 * width : 0, mine, threads);
             first += b.size;
             filled -= mine;
             input += mine;
@@ -210,9 +220,9 @@ static void backward_run(const struct run *r)
             float *to_forget = ragged ? r->to_forget + child : 0;
             backward(&all, &above, b, r->gates + row, ragged ? r->forget + child : 0, grads,
                      to_forget, r->to_memory + child, threads);
-            product_back(grads, b.size, columns(&all), r->weight_hidden,
-                         r->aligned_hidden, ragged ? width : r->arity * width,
-                         ragged ? r->to_sums : to_hidden, threads);
+            product_back(grads, b.size, columns(&all), r->weight_hidden, r->aligned_hidden,
+                         ragged ? width : r->arity * width, ragged ? r->to_sums : to_hidden,
+                         threads);
             if (ragged) {
                 product_back(to_forget, b.edges, width, r->weight_hidden + 3 * width * width,
                              forget_copy(r), width, to_hidden, threads);
@@ -235,6 +245,6 @@ static void backward_run(const struct run *r)
 
 extern const struct kernels NAMED(VARIANT);
 const struct kernels NAMED(VARIANT) = {
-    QUOTED(VARIANT), gather, forward, backward, sum_equal, forward_run, backward_run, order_relu,
-    histogram, pair_layers,
+    QUOTED(VARIANT), gather,       forward,    backward,  sum_equal,
+    forward_run,     backward_run, order_relu, histogram, pair_layers,
 };

@@ -214,10 +214,11 @@ static int64_t levels(struct levels *g)
 }
 
 static const struct field fields_of_levels[] = {
-    FIELD(levels, nodes), FIELD(levels, edges), FIELD(levels, arity), FIELD(levels, examples),
-    FIELD(levels, source), FIELD(levels, target), FIELD(levels, slot), FIELD(levels, filled),
-    FIELD(levels, example_sizes), FIELD(levels, by_target), FIELD(levels, index),
-    FIELD(levels, levels), FIELD(levels, room),
+    FIELD(levels, nodes),     FIELD(levels, edges),  FIELD(levels, arity),
+    FIELD(levels, examples),  FIELD(levels, source), FIELD(levels, target),
+    FIELD(levels, slot),      FIELD(levels, filled), FIELD(levels, example_sizes),
+    FIELD(levels, by_target), FIELD(levels, index),  FIELD(levels, levels),
+    FIELD(levels, room),
 };
 
 FUNCTION(levels)

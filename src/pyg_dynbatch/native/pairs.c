@@ -1,4 +1,5 @@
-/* The plan of the atom pairs of molecules, for valid codes only: nn/pairs.py holds the definition. */
+/* The plan of the atom pairs of molecules, for valid codes only; nn/pairs.py holds the
+   definition. */
 
 #include "arguments.h"
 #include <stdlib.h>
@@ -119,7 +120,7 @@ static void fill_plan(const struct pairs *p)
 
 static const struct field fields_of_pairs[] = {
     FIELD(pairs, molecules), FIELD(pairs, codes), FIELD(pairs, stored), FIELD(pairs, sizes),
-    FIELD(pairs, code), FIELD(pairs, kept), FIELD(pairs, counts), FIELD(pairs, plan),
+    FIELD(pairs, code),      FIELD(pairs, kept),  FIELD(pairs, counts), FIELD(pairs, plan),
 };
 
 /* Counts pairs without `plan`, and writes it otherwise; returns INVALID if codes do not fit. */
@@ -141,7 +142,7 @@ struct pair_codes {
 };
 static const struct field fields_of_pair_codes[] = {
     FIELD(pair_codes, atoms), FIELD(pair_codes, bonds), FIELD(pair_codes, rings),
-    FIELD(pair_codes, end), FIELD(pair_codes, codes),
+    FIELD(pair_codes, end),   FIELD(pair_codes, codes),
 };
 
 /* As `coded_pairs` of molecules/features/kearnes.py, for one atom after another. */

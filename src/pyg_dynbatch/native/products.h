@@ -104,8 +104,7 @@ INLINE void dot_products(int rows_count, int count, const float *rows, int64_t i
         add_products(rows_count, count, rows, inner, weight, last, k - last, sums);
     UNROLL for (int m = 0; m < rows_count; m++) {
         UNROLL for (int c = 0; c < count; c += 4) {
-            const four_t found =
-                totals(sums[m][c], sums[m][c + 1], sums[m][c + 2], sums[m][c + 3]);
+            const four_t found = totals(sums[m][c], sums[m][c + 1], sums[m][c + 2], sums[m][c + 3]);
             for (int each = 0; each < 4 && c + each < count; each++)
                 out[m * columns + c + each] = found[each] + bias[c + each];
         }
@@ -115,10 +114,10 @@ INLINE void dot_products(int rows_count, int count, const float *rows, int64_t i
 /* Calls `function` for some rows at once, with their number as a constant. */
 #define FOR_ROWS(function, rows_count, m, ...)                                                     \
     for (int64_t m = 0, left; (left = (rows_count) - m) > 0; m += ROWS)                            \
-        left >= ROWS ? function(ROWS, __VA_ARGS__)                                                 \
-        : left == 3  ? function(3, __VA_ARGS__)                                                    \
-        : left == 2  ? function(2, __VA_ARGS__)                                                    \
-                     : function(1, __VA_ARGS__)
+    left >= ROWS ? function(ROWS, __VA_ARGS__)                                                     \
+    : left == 3  ? function(3, __VA_ARGS__)                                                        \
+    : left == 2  ? function(2, __VA_ARGS__)                                                        \
+                 : function(1, __VA_ARGS__)
 
 /* Some columns of all rows: what is read of the matrix stays in the cache. */
 INLINE void columns_of(int count, const float *rows, int64_t rows_count, int64_t inner,
@@ -152,7 +151,7 @@ static void narrow_product(const float *rows, int64_t count, int64_t inner, cons
         return;
     }
     const int64_t tiles = columns / COLUMNS;
-    PARALLEL_FOR(threads > 1 && columns *inner > LARGE)
+    PARALLEL_FOR(threads > 1 && columns * inner > LARGE)
     for (int64_t tile = 0; tile < tiles; tile++) {
         const int64_t c = tile * COLUMNS;
         columns_of(COLUMNS, rows, count, inner, weight + c * inner, bias + c, out + c, columns);
@@ -203,7 +202,7 @@ static void narrow_product_back(const float *grads, int64_t count, int64_t colum
         return;
     }
     const int64_t tiles = inner / (COLUMNS * LANES);
-    PARALLEL_FOR(threads > 1 && columns *inner > LARGE)
+    PARALLEL_FOR(threads > 1 && columns * inner > LARGE)
     for (int64_t tile = 0; tile < tiles; tile++) {
         const int64_t k = tile * COLUMNS * LANES;
         stretches_of(COLUMNS, grads, count, columns, columns, weight + k, stride, inner, out + k);

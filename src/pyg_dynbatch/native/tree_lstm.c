@@ -68,30 +68,68 @@ static PyObject *use_variant(PyObject *module, PyObject *name)
 }
 
 static const struct field nodes_fields[] = {
-    FIELD(nodes, width), FIELD(nodes, arity), FIELD(nodes, hidden), FIELD(nodes, memory),
-    FIELD(nodes, activated), FIELD(nodes, dropout_mask), FIELD(nodes, index), FIELD(nodes, starts),
-    FIELD(nodes, all_hidden), FIELD(nodes, cells), FIELD(nodes, gathered), FIELD(nodes, sums),
+    FIELD(nodes, width),  FIELD(nodes, arity),     FIELD(nodes, hidden),
+    FIELD(nodes, memory), FIELD(nodes, activated), FIELD(nodes, dropout_mask),
+    FIELD(nodes, index),  FIELD(nodes, starts),    FIELD(nodes, all_hidden),
+    FIELD(nodes, cells),  FIELD(nodes, gathered),  FIELD(nodes, sums),
 };
 
 static const struct field incoming_fields[] = {
-    FIELD(incoming, hidden), FIELD(incoming, memory), FIELD(incoming, place),
-    FIELD(incoming, outside_hidden), FIELD(incoming, outside_hidden_row),
-    FIELD(incoming, outside_memory), FIELD(incoming, outside_memory_row),
+    FIELD(incoming, hidden),
+    FIELD(incoming, memory),
+    FIELD(incoming, place),
+    FIELD(incoming, outside_hidden),
+    FIELD(incoming, outside_hidden_row),
+    FIELD(incoming, outside_memory),
+    FIELD(incoming, outside_memory_row),
 };
 
 static const struct field run_fields[] = {
-    FIELD(run, width), FIELD(run, arity), FIELD(run, leaves), FIELD(run, levels),
-    FIELD(run, inner), FIELD(run, slots), FIELD(run, cells), FIELD(run, inputs),
-    FIELD(run, threads), FIELD(run, sizes), FIELD(run, filled), FIELD(run, index),
-    FIELD(run, starts), FIELD(run, leaf_of),
-    FIELD(run, weight_hidden), FIELD(run, dropout_mask), FIELD(run, memory), FIELD(run, activated),
-    FIELD(run, leaf_activated), FIELD(run, gathered), FIELD(run, sums), FIELD(run, aligned_hidden),
-    FIELD(run, leaf_gates), FIELD(run, gates), FIELD(run, forget), FIELD(run, keeps),
-    FIELD(run, hidden), FIELD(run, rows), FIELD(run, weight_input), FIELD(run, bias),
-    FIELD(run, own), FIELD(run, all_bias), FIELD(run, features), FIELD(run, leaf_hidden),
-    FIELD(run, leaf_memory), FIELD(run, aligned_input), FIELD(run, aligned_rows),
-    FIELD(run, given), FIELD(run, of_cells), FIELD(run, leaf_grads), FIELD(run, grads),
-    FIELD(run, to_forget), FIELD(run, to_hidden), FIELD(run, to_memory), FIELD(run, to_sums),
+    FIELD(run, width),
+    FIELD(run, arity),
+    FIELD(run, leaves),
+    FIELD(run, levels),
+    FIELD(run, inner),
+    FIELD(run, slots),
+    FIELD(run, cells),
+    FIELD(run, inputs),
+    FIELD(run, threads),
+    FIELD(run, sizes),
+    FIELD(run, filled),
+    FIELD(run, index),
+    FIELD(run, starts),
+    FIELD(run, leaf_of),
+    FIELD(run, weight_hidden),
+    FIELD(run, dropout_mask),
+    FIELD(run, memory),
+    FIELD(run, activated),
+    FIELD(run, leaf_activated),
+    FIELD(run, gathered),
+    FIELD(run, sums),
+    FIELD(run, aligned_hidden),
+    FIELD(run, leaf_gates),
+    FIELD(run, gates),
+    FIELD(run, forget),
+    FIELD(run, keeps),
+    FIELD(run, hidden),
+    FIELD(run, rows),
+    FIELD(run, weight_input),
+    FIELD(run, bias),
+    FIELD(run, own),
+    FIELD(run, all_bias),
+    FIELD(run, features),
+    FIELD(run, leaf_hidden),
+    FIELD(run, leaf_memory),
+    FIELD(run, aligned_input),
+    FIELD(run, aligned_rows),
+    FIELD(run, given),
+    FIELD(run, of_cells),
+    FIELD(run, leaf_grads),
+    FIELD(run, grads),
+    FIELD(run, to_forget),
+    FIELD(run, to_hidden),
+    FIELD(run, to_memory),
+    FIELD(run, to_sums),
 };
 
 /* A function that returns a struct, filled from keyword arguments, as bytes. */
@@ -170,12 +208,12 @@ static PyObject *histogram(PyObject *module, PyObject *const *args, Py_ssize_t c
 }
 
 static const struct field fields_of_pair_layers[] = {
-    FIELD(pair_layers, atoms), FIELD(pair_layers, width), FIELD(pair_layers, pairs),
+    FIELD(pair_layers, atoms), FIELD(pair_layers, width),   FIELD(pair_layers, pairs),
     FIELD(pair_layers, codes), FIELD(pair_layers, threads), FIELD(pair_layers, middle),
-    FIELD(pair_layers, inner), FIELD(pair_layers, padded), FIELD(pair_layers, begins),
-    FIELD(pair_layers, code), FIELD(pair_layers, starts), FIELD(pair_layers, parts),
-    FIELD(pair_layers, own), FIELD(pair_layers, weight), FIELD(pair_layers, next),
-    FIELD(pair_layers, bias), FIELD(pair_layers, sums),
+    FIELD(pair_layers, inner), FIELD(pair_layers, padded),  FIELD(pair_layers, begins),
+    FIELD(pair_layers, code),  FIELD(pair_layers, starts),  FIELD(pair_layers, parts),
+    FIELD(pair_layers, own),   FIELD(pair_layers, weight),  FIELD(pair_layers, next),
+    FIELD(pair_layers, bias),  FIELD(pair_layers, sums),
 };
 
 static int64_t pair_layers(struct pair_layers *p)
@@ -208,8 +246,8 @@ FUNCTION(pair_layers)
 RUN(forward_run)
 RUN(backward_run)
 
-#define KEYWORDS(function) (PyCFunction)(void (*)(void))function, METH_FASTCALL | METH_KEYWORDS
-#define POSITIONS(function) (PyCFunction)(void (*)(void))function, METH_FASTCALL
+#define KEYWORDS(function) (PyCFunction)(void (*)(void)) function, METH_FASTCALL | METH_KEYWORDS
+#define POSITIONS(function) (PyCFunction)(void (*)(void)) function, METH_FASTCALL
 
 PyMethodDef tree_lstm_functions[] = {
     {"variants", variants, METH_NOARGS, "List the variants that this processor can run."},
@@ -227,7 +265,6 @@ PyMethodDef tree_lstm_functions[] = {
     {"tree_lstm_backward_run", KEYWORDS(backward_run), "And back."},
     {"order_relu", POSITIONS(order_relu), "parts, atoms, width, ends, pairs, out, threads"},
     METHOD(pair_layers, "What a weave module adds up of updated pairs; -2 if they do not fit."),
-    {"histogram", POSITIONS(histogram),
-     "x, set, rows, width, mean, sharpness, sets, out, threads"},
+    {"histogram", POSITIONS(histogram), "x, set, rows, width, mean, sharpness, sets, out, threads"},
     {NULL, NULL, 0, NULL},
 };

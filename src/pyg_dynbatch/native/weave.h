@@ -6,12 +6,12 @@
 static void order_relu(const float *parts, int64_t width, const int32_t *first,
                        const int32_t *second, int64_t pairs, float *out, int threads)
 {
-    PARALLEL_FOR(threads > 1 && pairs *width > ENOUGH)
+    PARALLEL_FOR(threads > 1 && pairs * width > ENOUGH)
     for (int64_t pair = 0; pair < pairs; pair++) {
         given_t u = parts + 2 * width * first[pair], other_u = parts + 2 * width * second[pair];
         given_t v = u + width, other_v = other_u + width;
         rows_t to = out + pair * width;
-        #pragma omp simd
+#pragma omp simd
         for (int64_t k = 0; k < width; k++) {
             const float one = u[k] + other_v[k], two = other_u[k] + v[k];
             to[k] = (one < 0.0f ? 0.0f : one) + (two < 0.0f ? 0.0f : two);
@@ -24,14 +24,15 @@ INLINE void padded_product(const float *rows, int64_t count, int64_t apart, int6
                            const float *weight, int64_t padded, float *out)
 {
     for (int64_t k = 0, left; (left = (padded - k) / LANES) > 0; k += left < 4 ? LANES : 4 * LANES)
-        left < 4 ? stretches_of(1, rows, count, apart, columns, weight + k, padded, padded, out + k)
-                 : stretches_of(4, rows, count, apart, columns, weight + k, padded, padded, out + k);
+        left < 4
+            ? stretches_of(1, rows, count, apart, columns, weight + k, padded, padded, out + k)
+            : stretches_of(4, rows, count, apart, columns, weight + k, padded, padded, out + k);
 }
 
 /* max(row + more, 0) in place. */
 INLINE void add_and_cut(rows_t row, given_t more, int64_t width)
 {
-    #pragma omp simd
+#pragma omp simd
     for (int64_t k = 0; k < width; k++) {
         const float total = row[k] + more[k];
         row[k] = total < 0.0f ? 0.0f : total;
@@ -78,7 +79,7 @@ static void pair_layers(const struct pair_layers *p)
 INLINE void add_memberships(given_t x, int64_t count, int64_t width, given_t mean,
                             given_t sharpness, rows_t total)
 {
-    #pragma omp simd
+#pragma omp simd
     for (int64_t k = 0; k < count; k++) {
         float member[BINS], nearest = 0.0f, sum = 0.0f;
         FOR_BINS(bin) {
@@ -91,7 +92,8 @@ INLINE void add_memberships(given_t x, int64_t count, int64_t width, given_t mea
             member[bin] = power < -87.0f ? 0.0f : exponential(power);
             sum += member[bin];
         }
-        FOR_BINS(bin) total[bin * width + k] += member[bin] / sum;
+        FOR_BINS(bin)
+            total[bin * width + k] += member[bin] / sum;
     }
 }
 
@@ -100,7 +102,7 @@ static void histogram(const float *x, const int64_t *set, int64_t rows, int64_t 
                       const float *mean, const float *sharpness, float *out, int threads)
 {
     /* Every thread has columns of its own, so that no two write to one place. */
-    PARALLEL_FOR(threads > 1 && rows *width > ENOUGH / BINS)
+    PARALLEL_FOR(threads > 1 && rows * width > ENOUGH / BINS)
     for (int64_t part = 0; part < threads; part++) {
         const int64_t start = width * part / threads, end = width * (part + 1) / threads;
         for (int64_t row = 0; row < rows; row++)
