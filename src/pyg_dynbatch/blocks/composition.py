@@ -1,6 +1,6 @@
 """Blocks wired into an acyclic graph."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -146,10 +146,9 @@ class Composition(Block):
 
         return mapped(source, index, lambda *wire: list(wire))
 
-    def __repr__(self) -> str:
+    def _shown_arguments(self) -> tuple[Sequence[Any], dict[str, Any]]:
         wires = [self._to_indices((source, target)) for target, source in self._sources.items()]
-        self._arguments = [self._children], {"name": self.name, "wires": wires}
-        return super().__repr__()
+        return [self._children], {"name": self.name, "wires": wires}
 
     @contextmanager
     def scope(self) -> Iterator[None]:

@@ -495,9 +495,13 @@ class IOBase(metaclass=_KeepsArguments):
     def _infer(self) -> None:
         """Derive types from those that are known."""
 
+    def _shown_arguments(self) -> tuple[Sequence[Any], dict[str, Any]]:
+        """Return the arguments, and those by name, of the call that creates the part."""
+        return self._arguments
+
     def __repr__(self) -> str:
         """Write the call that creates the part; it evaluates to an equal one."""
-        arguments, named = self._arguments
+        arguments, named = self._shown_arguments()
         given = [(key, value) for key, value in named.items() if (key, value) != ("name", None)]
         parts = [*map(_text_of, arguments), *(f"{key}={_text_of(value)}" for key, value in given)]
         return f"{self._kind}({', '.join(parts)})"
