@@ -360,12 +360,16 @@ def _check_rows(
         edge_index: The edges, in which every example counts its nodes from 0.
     """
     edge_starts = field_starts["edge_index"]
+    # Bytes are compared, and slices subtracted: a third of the time for small batches.
+    bytes_of_nodes = node_starts.tobytes()
+    bytes_of_edges = edge_starts.tobytes()
     for key, starts in field_starts.items():
-        expected_starts = node_starts if key in NODE_FIELDS else edge_starts
-        if not np.array_equal(starts, expected_starts):
-            raise _wrong_length(key, starts, expected_starts)
-    nodes_per_example = np.diff(node_starts)
-    nodes_per_edge = nodes_per_example.repeat(np.diff(edge_starts))  # in the example of the edge
+        is_of_nodes = key in NODE_FIELDS
+        if starts.tobytes() != (bytes_of_nodes if is_of_nodes else bytes_of_edges):
+            raise _wrong_length(key, starts, node_starts if is_of_nodes else edge_starts)
+    nodes_per_example = node_starts[1:] - node_starts[:-1]
+    edges_per_example = edge_starts[1:] - edge_starts[:-1]
+    nodes_per_edge = nodes_per_example.repeat(edges_per_example)  # in the example of the edge
     # One comparison for both bounds: read without a sign, a number below 0 is a huge one.
     is_outside = edge_index.view(np.uint64) >= nodes_per_edge.view(np.uint64)
     if is_outside.any():
@@ -405,7 +409,8 @@ def _check_merged(batch: Any) -> None:
     node_fields = NODE_FIELDS if isinstance(batch, DynTreeData) else ("depth", "has_input")
     checked = [key for key in (*node_fields, *EDGE_FIELDS, "edge_index") if key in slices]
     field_starts = {key: slices[key].numpy() for key in checked}
-    first_nodes = node_starts[:-1].repeat(np.diff(field_starts["edge_index"]))
+    edge_starts = field_starts["edge_index"]
+    first_nodes = node_starts[:-1].repeat(edge_starts[1:] - edge_starts[:-1])
     _check_rows(node_starts, field_starts, batch.edge_index.cpu().numpy() - first_nodes)
 
 
