@@ -228,6 +228,23 @@ def test_steps_compute_what_was_recorded_in_many_programs() -> None:
     subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[2])
 
 
+def test_calls_that_nobody_reads_come_after_those_that_they_read() -> None:
+    """The last call of a step may be shallower than what an earlier one reads."""
+    model, terms, recording = Model(), Terms(), Recording()
+    deep, one, other = (recording.input(VECTOR, number) for number in range(3))
+    sums = [deep]
+    for _ in range(3):
+        sums.append(model.call(recording, "sum", [sums[-1]], one))
+    for read, added in ((one, sums[3]), (other, sums[3]), (deep, sums[1])):
+        inner = model.call(recording, "left", read)
+        model.call(recording, "add", inner, added)
+        last = model.call(recording, "tanh", inner)
+    recording.output(model.call(recording, "sum", [last], one))  # so that sums read and are read
+    steps = schedule_recordings([recording])
+    assert {*names(steps)} == {"sum", "left+add+tanh"}
+    assert computed(terms, steps) == recorded(terms, [recording])
+
+
 def test_terms_notice_other_rows() -> None:
     recordings, terms = random_recordings(random.Random(0), 25), Terms()
     steps, expected = schedule_recordings(recordings), recorded(terms, recordings)

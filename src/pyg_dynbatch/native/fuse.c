@@ -355,14 +355,18 @@ static void sort_kinds(struct fuse *f, struct chain *chain)
     }
 }
 
-/* Finds when the instances of a chain are ready, for its first calls, and what others read. */
+/* Finds when the instances of a chain are ready, for its first calls, and what others read. One of
+   which nothing is read waits for all that its calls read. */
 static void find_ready(struct fuse *f, const struct chain *chain)
 {
     for (int32_t instance = 0; instance < chain->count; instance++) {
-        const int32_t depth = find_depth(f, chain, instance, f->is_output);
-        const int32_t first = f->call_of[f->kinds[chain->first].first + instance];
-        const int32_t last = f->call_of[f->kinds[chain->last].first + instance];
-        f->ready[first] = depth < INT32_MAX ? depth : f->depth[last];
+        int32_t ready = find_depth(f, chain, instance, f->is_output), deepest = 0;
+        for (int32_t kind = chain->first; kind >= 0; kind = f->kinds[kind].next) {
+            const int32_t depth = f->depth[f->call_of[f->kinds[kind].first + instance]];
+            deepest = depth > deepest ? depth : deepest;
+        }
+        ready = ready < INT32_MAX ? ready : deepest;
+        f->ready[f->call_of[f->kinds[chain->first].first + instance]] = ready;
     }
 }
 
