@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from pyg_dynbatch.autobatch import AutoBatch, Stack, autobatch, cond, emit, rows, switch, while_loop
+from pyg_dynbatch.autobatch import AutoBatch, Stack, autobatch, cond, emit, rows, while_loop
 from tests.autobatch.test_autobatch import Wrap
 
 Function = Callable[[Any, Any], Any]
@@ -149,9 +149,9 @@ MODELS: dict[str, Function] = {
     "operands of all kinds": lambda m, p: cond(
         p[1] > 1, lambda x, n: m.part(x["a"]) * n, lambda x, n: x["a"] / n, ({"a": p[0]}, 3)
     ),
-    "switch": lambda m, p: switch(p[1] % 3, [m.part, torch.sin, lambda x: m.start], (p[0],)),
-    "switch in Python": lambda m, p: switch(1, [m.part, lambda x: m.part(-x)], (p[0],)),
-    "switch of bytes": lambda m, p: switch(p[1].to(torch.uint8) % 2, [m.part, torch.sin], (p[0],)),
+    "cond in cond": lambda m, p: cond(
+        p[1] < 1, m.part, lambda x: cond(p[1] < 3, torch.sin, lambda x: m.start, (x,)), (p[0],)
+    ),
     "several results": lambda m, p: cond(
         p[1] > 1, lambda x: (m.part(x), {"n": p[1]}), lambda x: (x, {"n": p[1] + 1}), (p[0],)
     ),
@@ -352,26 +352,11 @@ REFUSED: dict[str, tuple[Function, type[Exception], str]] = {
         TypeError, r"autobatch.cond: true_fn returns something else than tensors",
     ),
     "a branch that returns nothing": (
-        lambda m, p: switch(p[1] * 0, [lambda: ()]), TypeError, r"branch 0 returns no tensor",
+        lambda m, p: cond(p[1] < 9, lambda: (), lambda: ()), TypeError, "true_fn returns no tensor",
     ),
     "a condition of cond": (
         lambda m, p: cond(p[0], torch.sin, torch.cos, (p[0],)),
         TypeError, r"autobatch.cond: the condition is not a boolean",
-    ),
-    "an index": (
-        lambda m, p: switch(p[0].sum(), [torch.sin, torch.cos], (p[0],)),
-        TypeError, r"autobatch.switch: the index is not an integer",
-    ),
-    "no branch": (lambda m, p: switch(p[1], []), TypeError, "no list of functions"),
-    "an index without a branch": (
-        lambda m, p: switch(p[1], [torch.sin, torch.cos], (p[0],)),
-        IndexError, r"no branch has this index(.|\n)*0 to 1(.|\n)*[37]",
-    ),
-    "an index below 0": (
-        lambda m, p: switch(p[1] - 9, [torch.sin, torch.cos], (p[0],)), IndexError, "no branch",
-    ),
-    "an index of Python": (
-        lambda m, p: switch(2, [torch.sin, torch.cos], (p[0],)), IndexError, "no branch",
     ),
     "an endless loop": (
         lambda m, p: while_loop(

@@ -36,10 +36,6 @@ def plain_cond(
     return true(*operands) if bool(pred) else false(*operands)
 
 
-def plain_switch(index: Any, branches: Sequence[Callable[..., Any]], operands: Any = ()) -> Any:
-    return branches[int(index)](*operands)
-
-
 class PlainStack:
     """A list that is copied."""
 
@@ -68,9 +64,7 @@ class PlainStack:
         return torch.tensor(len(self.values))
 
 
-PLAIN = SimpleNamespace(
-    while_loop=plain_while, cond=plain_cond, switch=plain_switch, Stack=PlainStack
-)
+PLAIN = SimpleNamespace(while_loop=plain_while, cond=plain_cond, Stack=PlainStack)
 
 
 class Random(nn.Module):
@@ -173,13 +167,7 @@ def branched(m: Random, env: Env, seed: int, depth: int) -> Env:
     return found
 
 
-def switched(m: Random, env: Env, seed: int, depth: int) -> Env:
-    branches = [m.call(seed, depth), lambda *same: same, m.call(seed + 1, 0)]
-    found: Env = m.ops.switch(env[2] % 3, branches, env)
-    return found
-
-
-NESTED = {"counted": counted, "decided": decided, "branched": branched, "switched": switched}
+NESTED = {"counted": counted, "decided": decided, "branched": branched}
 
 
 def examples(seed: int, count: int, programs: int, grad: bool = True) -> list[Example]:

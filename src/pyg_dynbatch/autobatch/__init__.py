@@ -1,6 +1,6 @@
 """Ordinary PyTorch, batched across examples."""
 
-from pyg_dynbatch.autobatch.control import cond, switch, while_loop
+from pyg_dynbatch.autobatch.control import cond, while_loop
 from pyg_dynbatch.autobatch.explain import Explanation
 from pyg_dynbatch.autobatch.model import AutoBatch, Emitted, autobatch, emit, open, recurse
 from pyg_dynbatch.autobatch.ragged import attend, rows, total
@@ -9,5 +9,5 @@ from pyg_dynbatch.autobatch.tracing import Schedule
 
 __all__ = [
     "AutoBatch", "Emitted", "Explanation", "Schedule", "Stack", "attend", "autobatch", "cond",
-    "emit", "open", "recurse", "rows", "switch", "total", "while_loop",
+    "emit", "open", "recurse", "rows", "total", "while_loop",
 ]  # fmt: skip

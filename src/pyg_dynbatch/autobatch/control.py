@@ -14,7 +14,6 @@ from pyg_dynbatch.autobatch.programs import (
     Operands,
     endless,
     flattened,
-    out_of_range,
     program_of,
     type_of,
     unflattened,
@@ -147,59 +146,21 @@ def cond(
     session, owner = ACTIVE.session_for("it has a branch"), "autobatch.cond"
     if isinstance(pred, bool):
         return (true_fn if pred else false_fn)(*operands)
-    chosen = _scalar(pred, f"{owner}: the condition", {torch.bool}, "a boolean", "x.sum() > 0")
+    chosen = _boolean(pred, f"{owner}: the condition")
     branches = {"true_fn": true_fn, "false_fn": false_fn}
     if session is None:
         name = "true_fn" if chosen else "false_fn"
-        return _checked(branches[name](*operands), f"{owner}: {name}")
-    return _choose(session, owner, chosen, branches, operands)
-
-
-def switch(index: Any, branches: Sequence[Callable[..., Any]], operands: Sequence[Any] = ()) -> Any:
-    """Call one of several functions, each example the one with its index.
-
-    Equal to ``branches[index](*operands)``; see :func:`cond`.
-
-    Args:
-        index: One integer tensor from 0 on; with a Python integer only that function is called.
-        branches: Return one structure of tensors, with equal shapes and dtypes.
-        operands: Arguments of the functions.
-
-    Returns:
-        What the function returns.
-
-    Raises:
-        TypeError: As :func:`cond`.
-        IndexError: If there is no function of the index.
-        RuntimeError: If a function reads a value.
-
-    Reference:
-        ``jax.lax.switch``. Differs: an index without a branch is an error.
-
-    Example:
-        >>> switch(torch.tensor(1), [torch.sin, torch.neg, torch.exp], (torch.tensor(2.0),))
-        tensor(-2.)
-    """
-    session, owner = ACTIVE.session_for("it has a branch"), "autobatch.switch"
-    if not isinstance(branches, Sequence) or not branches:
-        got = describe_value(branches) if not isinstance(branches, Sequence) else "none"
-        what = f"{owner}: no list of functions"
-        raise mismatch(TypeError, what, "at least one function", got, where=ACTIVE.where())
-    integers = {torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64}
-    if not isinstance(index, int) or isinstance(index, bool):
-        index = _scalar(index, f"{owner}: the index", integers, "an integer", "scores.argmax()")
-    if session is None or isinstance(index, int):
-        if not 0 <= int(index) < len(branches):
-            raise out_of_range([int(index)], len(branches), ACTIVE.where())
-        return _checked(branches[int(index)](*operands), f"{owner}: branch {int(index)}")
-    named = {f"branch {number}": branch for number, branch in enumerate(branches)}
-    return _choose(session, owner, index, named, operands)
+        result = branches[name](*operands)
+        _result(result, f"{owner}: {name}")
+        return result
+    return _choose(session, chosen, branches, operands)
 
 
 def _choose(
-    session: Session, owner: str, chosen: Any, branches: dict[str, Any], operands: Sequence[Any]
+    session: Session, chosen: Any, branches: dict[str, Any], operands: Sequence[Any]
 ) -> Any:
-    """Record all branches, and the choice."""
+    """Record both branches, and the choice."""
+    owner = "autobatch.cond"
     leaves, structure = flattened(tuple(operands))
     tensors = [n for n, leaf in enumerate(leaves) if type_of(leaf)]
     given = Operands(session, [as_row(session, leaves[n]) for n in tensors])
@@ -212,25 +173,25 @@ def _choose(
         return unflattened(filled, structure)
 
     def listed(found: Any) -> Sequence[Any]:
-        name, first = [*branches][len(results)], next(iter(branches))
+        name = [*branches][len(results)]
         flat, shape = _result(found, f"{owner}: {name}")
         results.append(shape)
         if results[-1] != results[0]:
-            what = f"{owner}: {first} and {name} return different structures, shapes or dtypes"
+            what = f"{owner}: true_fn and false_fn return different structures, shapes or dtypes"
             hint = "torch.zeros(...) or .to(dtype) in the branch that has nothing to say"
             facts = (str(results[0]), str(results[-1]))
             raise mismatch(TypeError, what, *facts, where=session.where(), hint=hint)
         return flat
 
     bodies = [
-        Body.of(given, f"{name} of {owner.partition('.')[2]}", function, arguments, listed)
+        Body.of(given, f"{name} of cond", function, arguments, listed)
         for name, function in branches.items()
     ]
 
     def make() -> Choice:
-        programs = tuple(program_of(*found) for found in bodies)
+        if_true, if_false = (program_of(*found) for found in bodies)
         types = tuple(filter(None, results[0].types))
-        return Choice(programs, types, owner.partition(".")[2])
+        return Choice(if_true, if_false, types)
 
     choice = as_row(session, chosen)
     found = record_own(session, (_choose, *_keys(bodies)), make, [choice, *given.values])
@@ -273,19 +234,19 @@ def _place(value: Any, leaf: int) -> str:
     return f" at {keystr(path)}" if path else ""
 
 
-def _scalar(value: Any, what: str, dtypes: set[torch.dtype], wanted: str, hint: str) -> Any:
-    """Check that a value is one number; return it."""
-    found = type_of(value)
-    if found is None or found.dtype not in dtypes or found.shape not in ((), (1,)):
-        got = found or describe_value(value)
-        what, wanted = f"{what} is not {wanted}", f"{wanted} tensor of shape []"
-        raise mismatch(TypeError, what, wanted, got, where=ACTIVE.where(), hint=f"such as {hint}")
+def _boolean(value: Any, what: str) -> Any:
+    """Check that a value is one boolean; return it."""
+    row_type = type_of(value)
+    if row_type is None or row_type.dtype != torch.bool or row_type.shape not in ((), (1,)):
+        got = row_type or describe_value(value)
+        what, expected = f"{what} is not a boolean", "a boolean tensor of shape []"
+        hint = "such as x.sum() > 0"
+        raise mismatch(TypeError, what, expected, got, where=ACTIVE.where(), hint=hint)
     return value
 
 
 def _condition(value: Any) -> Any:
-    what = "autobatch.while_loop: the condition"
-    return _scalar(value, what, {torch.bool}, "a boolean", "x.sum() > 0")
+    return _boolean(value, "autobatch.while_loop: the condition")
 
 
 def _result(value: Any, what: str) -> tuple[list[Any], _Shape]:
@@ -293,11 +254,6 @@ def _result(value: Any, what: str) -> tuple[list[Any], _Shape]:
     if not leaves:
         raise mismatch(TypeError, f"{what} returns no tensor", "one, or more", where=ACTIVE.where())
     return leaves, shape
-
-
-def _checked(value: Any, what: str) -> Any:
-    _result(value, what)
-    return value
 
 
 def _next_state(found: Any, wanted: _Shape) -> list[Any]:

@@ -124,7 +124,7 @@ class Body(Session):
     def value_of(self, value: Lazy) -> NoReturn:
         """Raise an error: the function is recorded once, for all values."""
         what = f"autobatch: {self.owner} reads a value"
-        wanted = "decisions by autobatch.while_loop, cond or switch, inside of it too"
+        wanted = "decisions by autobatch.while_loop or cond, inside of it too"
         hint = "torch.where or cond in place of `if`; or Python's `while` in place of the loop"
         raise mismatch(RuntimeError, what, wanted, repr(value), where=self.where(), hint=hint)
 
@@ -527,54 +527,41 @@ class Loop(Own):
 
 @dataclass(frozen=True)
 class Choice(Own):
-    """Branches, each of which runs on the rows that chose it."""
+    """Two branches, each of which runs on the rows that chose it."""
 
-    branches: tuple[Program[Inner], ...]
+    if_true: Program[Inner]
+    if_false: Program[Inner]
     types: tuple[TensorType, ...]  # of the results
-    name: str
-
-    @property
-    def __name__(self) -> str:
-        return self.name
+    __name__ = "cond"
 
     @property
     def specs(self) -> tuple[Spec, ...]:  # type: ignore[override]
         """Signatures of the calls inside."""
-        return specs_of(*self.branches)
+        return specs_of(self.if_true, self.if_false)
 
     def examined(self, table: Table, spec: Spec) -> Examined:
         """Return the form on stacked rows."""
-        runs = [runner_of(branch, table) for branch in self.branches]
-        used = [branch.operands_read for branch in self.branches]
+        if_true, if_false = runner_of(self.if_true, table), runner_of(self.if_false, table)
+        used = [self.if_true.operands_read, self.if_false.operands_read]
         several = len(self.types) > 1
 
         def form(choice: Tensor, *operands: Tensor) -> Any:
             choice, size = choice.reshape(-1), choice.size(0)
-            rows = [each.nonzero().squeeze(1) for each in _chosen(choice, len(runs))]
-            taken = [number for number, part in enumerate(rows) if part.numel()]
-            if sum(part.numel() for part in rows) < size:
-                raise out_of_range(choice.tolist(), len(runs))
-            found: Sequence[Tensor]
-            if len(taken) == 1:
-                found = runs[taken[0]](operands, size)
+            chosen = choice.nonzero().squeeze(1)
+            others = choice.logical_not().nonzero().squeeze(1)
+            results: Sequence[Tensor]
+            if not others.numel():
+                results = if_true(operands, size)
+            elif not chosen.numel():
+                results = if_false(operands, size)
             else:
-                parts = [rows[number] for number in taken]
-                given = split(parts, [used[number] for number in taken], operands)
-                pieces = [
-                    runs[number](mine, part.numel())
-                    for number, mine, part in zip(taken, given, parts, strict=True)
-                ]
-                found = merge(parts, pieces)
-            return tuple(found) if several else found[0]
+                rows = [chosen, others]
+                of_chosen, of_others = split(rows, used, operands)
+                pieces = [if_true(of_chosen, chosen.numel()), if_false(of_others, others.numel())]
+                results = merge(rows, pieces)
+            return tuple(results) if several else results[0]
 
         return own_form(form, self.types, _is_random(table, self.specs))
-
-
-def _chosen(choice: Tensor, branches: int) -> list[Tensor]:
-    """Return for each branch which rows chose it."""
-    if choice.dtype == torch.bool:
-        return [choice, choice.logical_not()]
-    return [choice == number for number in range(branches)]
 
 
 def _is_random(table: Table, specs: Sequence[Spec]) -> bool:
@@ -587,10 +574,3 @@ def endless(most: int, rows: int) -> RuntimeError:
     got = f"{rows} examples that go on"
     hint = "max_iterations=, if so many are meant; else a condition that becomes false"
     return mismatch(RuntimeError, what, got=got, hint=hint)
-
-
-def out_of_range(chosen: Sequence[int], branches: int, where: str = "") -> IndexError:
-    """Create the error for an index without a branch."""
-    wrong = next(number for number in chosen if not 0 <= number < branches)
-    what, wanted = "autobatch.switch: no branch has this index", f"0 to {branches - 1}"
-    return mismatch(IndexError, what, wanted, wrong, where=where, hint="index.clamp(0, n - 1)")
