@@ -7,7 +7,6 @@ from typing import Any
 
 from pyg_dynbatch.autobatch.fibers import take_turns
 from pyg_dynbatch.autobatch.plan import CellRun
-from pyg_dynbatch.autobatch.sequences import SequenceRun
 from pyg_dynbatch.autobatch.session import Session
 from pyg_dynbatch.core.steps import Steps
 
@@ -22,8 +21,8 @@ class Operation:
         calls: Number of calls.
         steps: Number of batched calls that made them.
         way: ``"fast"`` (a known batched form), ``"direct"``, ``"expanded"`` (parameters repeated
-            for each row), ``"vmap"``, ``"ragged"``, ``"levels"`` (a recurrent cell of this
-            package computes whole trees), or ``"packed"`` (a layer runs all lengths at once).
+            for each row), ``"vmap"``, ``"ragged"``, or ``"levels"`` (a recurrent cell of
+            this package computes whole trees).
         where: Line of the first call.
         within: Operation in whose steps all its calls run, or ``""``: results are read there only.
     """
@@ -94,13 +93,6 @@ def explain(session: Session, examples: int) -> Explanation:
         within[cell].add("")
         total += run.schedule.num_levels
         lower_bound += run.schedule.num_levels
-    layers = [part for part in session.parts if isinstance(part, SequenceRun)]
-    for layer in layers:
-        steps[layer.calls[0].name] += 1
-        total += 1
-        for same in layer.calls:
-            calls[same.name] += same.reads[0][1].numel()
-            whole.add(same.name)
     for schedule in schedules:
         total += len(schedule.steps)
         for step in schedule.steps:
@@ -115,7 +107,7 @@ def explain(session: Session, examples: int) -> Explanation:
         if site.signature is not None and calls[name := site.signature.name]:
             types, way = str(site.signature).removeprefix(name), site.examined.way  # type: ignore[union-attr]
             if name in whole:
-                way = "packed" if site.layer else "levels"
+                way = "levels"
             counts, hosts = (calls[name], steps[name]), within[name]
             host = "" if "" in hosts else " and ".join(sorted(hosts))
             found = Operation(name, types, *counts, way, site.where, host)
@@ -129,7 +121,7 @@ def explain(session: Session, examples: int) -> Explanation:
         examples,
         total,
         sum(calls.values()),
-        lower_bound + len(layers),
+        lower_bound,
         session.flushes,
         {f"{file}:{line}": count for (file, line), count in session.reads.most_common()},
         tuple(operations),
@@ -149,7 +141,7 @@ def _is_slower(session: Session, operations: Sequence[Operation], examples: int)
     sites = [s for s in session.table.sites if s.signature and s.signature.name in called]
     if any(site.spec and site.spec.inside for site in sites):  # loops and branches
         return examples < (8 if session.grad else 16)
-    if any(site.cell or site.layer for site in sites):
+    if any(site.cell for site in sites):
         return False
     steps = [len(part.steps) for part in session.parts if isinstance(part, Steps)]
     calls, made = sum(op.calls for op in operations), sum(op.steps for op in operations)
@@ -190,8 +182,6 @@ def _remarks(
         if op.calls > 1 and op.steps == op.calls and examples > 1:
             remarks.append(f"{op.name}: every one of {op.calls} calls is its own step ({op.where})")
     for name, found in variants.items():
-        if found[0].way == "packed":
-            continue
         if len(found) > 4 and sum(op.calls for op in found) < 4 * len(found) * examples:
             remarks.append(
                 f"{name} has {len(found)} signatures, which never share a step: static arguments "

@@ -13,13 +13,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from pyg_dynbatch.autobatch.sequences import SameLength, SequenceRun
 from pyg_dynbatch.autobatch.signatures import CellCall, Site, Table
 from pyg_dynbatch.core import scheduling
 from pyg_dynbatch.core.engine import Run
 from pyg_dynbatch.core.levels import Levels, schedule_structure
 from pyg_dynbatch.core.movable import MovablePlan
-from pyg_dynbatch.core.operation import calls_only
 from pyg_dynbatch.core.policy import Policy
 from pyg_dynbatch.core.scheduling import Calls, Constants, Records, Values
 from pyg_dynbatch.core.steps import BufferSpec, Steps
@@ -55,7 +53,7 @@ class CellRun(MovablePlan):
         return replace(self, inputs=fn(self.inputs), schedule=schedule, kept=kept)
 
 
-Part = Steps | CellRun | SequenceRun
+Part = Steps | CellRun
 
 
 def run_plan(
@@ -70,9 +68,6 @@ def run_plan(
         if isinstance(part, Steps):
             run.extend(part, given)
             given = {}
-            continue
-        if isinstance(part, SequenceRun):
-            part.extend(run, modules)
             continue
         cell: Any = modules[part.cell]
         if part.input_kind is None:
@@ -139,7 +134,7 @@ class Planner:
             waiting, waits = scheduling.choose(self.calls, needed, self.kept, joins=True)
         elif wanted is not None:  # the derivative of what nobody reads could be infinite
             waiting, waits = scheduling.choose(self.calls, wanted, self.kept.copy(), joins=False)
-        cells = [site for site in self.table.sites if site.cell or site.layer]
+        cells = [site for site in self.table.sites if site.cell]
         if not cells:
             calls = self._merged(self.begin[~waits]) if waiting else self.calls
             return [self._steps(calls, policy, self.kept)], self.begin[waits]
@@ -203,14 +198,10 @@ class Planner:
         graph = TopologicalOrder(self.maker[inner], self.reader[inner], self.site.size)
         by_cell: dict[Any, list[Site]] = {}
         for site in sites:
-            by_cell.setdefault(site.layer or site.spec.target, []).append(site)  # type: ignore[union-attr]
+            by_cell.setdefault(site.spec.target, []).append(site)  # type: ignore[union-attr]
         for mine in by_cell.values():
             cell: Any = self.table.modules[mine[0].spec.target]  # type: ignore[union-attr]
-            if mine[0].layer:
-                plain = calls_only(cell, forward=type(cell).forward)
-                forest = self._sequences(mine, waits) if plain else None
-            else:
-                forest = self._forest(mine, waits) if cell.is_recordable else None
+            forest = self._forest(mine, waits) if cell.is_recordable else None
             if forest is None:
                 continue
             inputs = self.makers_of(forest.inputs[forest.inputs >= 0])
@@ -260,41 +251,8 @@ class Planner:
     def _types_of(self, numbers: np.ndarray) -> np.ndarray:
         return self.values.types_of(numbers, self.sites, self.code)
 
-    def _sequences(self, sites: Sequence[Site], waits: np.ndarray) -> "_Forest | None":
-        """Return the calls of a recurrent layer, unless all sequences have one length."""
-        called = [site for site in sites if (self.site[~waits] == site.number).any()]
-        if len(called) < 2:
-            return None
-        records = np.flatnonzero(np.isin(self.site, [site.number for site in called]) & ~waits)
-        read = self.read[np.isin(self.reader, records)]
-        return _Forest(called[0], records, read, np.empty((3, 0), dtype=np.int64), called)
-
-    def _layer_run(self, forest: "_Forest") -> SequenceRun:
-        """Give the results of a recurrent layer rows."""
-        values, runs = self.values, []
-        layer: Any = self.table.modules[forest.site.spec.target]  # type: ignore[union-attr]
-
-        def length(site: Site) -> int:
-            shape = self.table.samples[site.kinds[0]].shape
-            return shape[1 if layer.batch_first and len(shape) == 3 else 0]
-
-        for site in sorted(forest.layer_sites, key=length, reverse=True):
-            calls = forest.records[self.site[forest.records] == site.number]
-            width = len(site.spec.inputs)  # type: ignore[union-attr]
-            read = self.read[self.first_read[calls, None] + np.arange(width)].T
-            types = self._types_of(read[:, 0]).tolist()
-            rows = map(torch.from_numpy, values.row[read].astype(np.int64))
-            for part, kind in enumerate(site.kinds):
-                values.row[self.begin[calls] + part] = self.rows[kind] + np.arange(calls.size)
-                self.rows[kind] += calls.size
-            name = site.signature.name  # type: ignore[union-attr]
-            runs.append(SameLength(name, tuple(zip(types, rows, strict=True)), site.kinds))
-        return SequenceRun(forest.site.spec.target, tuple(runs))  # type: ignore[union-attr]
-
-    def _run_of(self, forest: "_Forest", wanted: Sequence[int] | None) -> Part:
+    def _run_of(self, forest: "_Forest", wanted: Sequence[int] | None) -> CellRun:
         """Schedule the calls of a cell, and give their states rows."""
-        if forest.layer_sites:
-            return self._layer_run(forest)
         site, values, edges = forest.site, self.values, forest.edges
         path: str = site.spec.target  # type: ignore[union-attr]
         cell: Any = self.table.modules[path]
@@ -335,7 +293,6 @@ class _Forest:
     records: np.ndarray
     inputs: np.ndarray
     edges: np.ndarray  # child, parent, slot
-    layer_sites: Sequence[Site] = ()  # of a recurrent layer: one for each length
 
 
 def _reached(graph: TopologicalOrder, forest: _Forest, others: Sequence[_Forest]) -> np.ndarray:

@@ -287,7 +287,7 @@ class Session(Recorder):
             return self._encode(list(argument.values()), key, reads, target, depth)
         elif isinstance(argument, PackedSequence):
             what = f"autobatch: {name_of(target)} is given a packed sequence"
-            wanted = "a sequence [time, feature]: those of all examples run together, packed"
+            wanted = "a sequence [time, feature]: those of equal length run together"
             hint = "give the layer the sequence itself"
             got = "a PackedSequence"
             raise mismatch(TypeError, what, wanted, got, where=self.where(), hint=hint)

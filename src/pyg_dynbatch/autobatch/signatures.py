@@ -113,7 +113,6 @@ class Site:
     examined: Examined | None = None
     build: Callable[[Sequence[Lazy]], Any] | None = None  # the result, unless it is one row
     cell: CellCall | None = None  # for recurrent cells that can run whole schedules
-    layer: Any = None  # for recurrent layers: equal for calls that differ in length only
     gradient: bool | None = False  # whether gradients flow back from it; None: as its arguments
     called: Sequence[Part] = ()  # the module that is called, and all inside
 
@@ -241,7 +240,7 @@ class Table:
         kinds = tuple(self.outside_of(row_type).kinds[0] for row_type in outputs)
         cell, gradient = _cell_call(spec, module, len(kinds)), self._gradient(spec, module)
         parts = () if module is None else self.watch.inside(spec.target)
-        facts: Any = cell, _layer_call(spec, module), gradient, parts
+        facts: Any = cell, gradient, parts
         site = Site(len(self.sites), kinds, spec, signature, where, examined, build, *facts)
         self.sites.append(site)
         return site
@@ -416,19 +415,6 @@ def _cell_call(spec: Spec, module: Any, num_parts: int) -> CellCall | None:
     given = {slot: child for slot, child in enumerate(children) if child is not None}
     fits = all(child == state for child in given.values())
     return CellCall(x is ROW, tuple(given)) if fits and not kwargs and x in (ROW, None) else None
-
-
-def _layer_call(spec: Spec, module: Any) -> Any:
-    """Return what calls of a layer have in common that a run of several lengths can join."""
-    if not is_layer(module) or spec.no_grad:
-        return None
-    args, kwargs = spec.template
-    states: Any = ((ROW,), (ROW, None), (ROW, ROW), (ROW, (ROW, ROW)))
-    if kwargs or args not in states:
-        return None
-    shape = list(spec.inputs[0].shape)
-    del shape[1 if module.batch_first and len(shape) == 3 else 0]
-    return (spec.target, tuple(shape), spec.inputs[0].dtype, *spec.key[2:])
 
 
 def _flat(examined: Examined) -> tuple[Callable[..., Any], Callable[[Sequence[Lazy]], Any] | None]:
