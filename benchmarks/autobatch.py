@@ -39,7 +39,6 @@ from pyg_dynbatch.autobatch.session import Session
 from pyg_dynbatch.core.errors import mismatch
 
 TRACES, AHEAD, WORKER = "cached traces", "batches ahead", "loader worker"
-CELL, CELL_TRACES, CELL_AHEAD = "our cell", "our cell, traces", "our cell, ahead"
 BARE, EAGER, PADDED = "bare products", "one by one", "padded"
 
 PARTS = bench.phases("record", "schedule", "forward", "backward")
@@ -99,8 +98,8 @@ class Recorded(peers.AutoBatch):
 class Ahead(peers.AutoBatch):
     """The model on batches that were recorded and scheduled before."""
 
-    def __init__(self, model: peers.PeerModel, our_cell: bool = False) -> None:
-        super().__init__(model, our_cell)
+    def __init__(self, model: peers.PeerModel) -> None:
+        super().__init__(model)
         self.known: dict[int, tuple[Any, Any]] = {}
 
     def roots(self, batch: Any) -> Tensor:
@@ -161,8 +160,6 @@ def run_trees(options: Namespace, device: torch.device) -> Iterator[bench.Record
             del case.peers[peers.OURS]  # it computes equal leaves once
             recorded, ahead = Recorded(case.model), Ahead(case.model)
             case.peers |= {AUTOBATCH: recorded, TRACES: Traces(case.model), AHEAD: ahead}
-            kinds = {CELL: Recorded, CELL_TRACES: Traces, CELL_AHEAD: Ahead}
-            case.peers |= {name: kind(case.model, our_cell=True) for name, kind in kinds.items()}
             case.check()
             for size in options.batch_sizes:
                 yield from _race_trees(options, case, size, ahead)

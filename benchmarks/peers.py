@@ -161,38 +161,20 @@ class EveryLeaf(Ours):
         return layer(inputs, batch.edge_index, schedule, inputs_only=True, nodes=nodes)
 
 
-class CellRoots(nn.Module):
-    """The hidden row of the root by recursion, with the words and the cell of the model."""
+class AutoBatch(Peer):
+    """The recursive model of the example with a copy of the weights, batched."""
 
     def __init__(self, model: PeerModel) -> None:
-        super().__init__()
-        self.word, self.cell = model.words, model.encoder.layer.cell
-
-    def encode(self, tree: Any) -> Any:
-        """Compute the state of a tree."""
-        if isinstance(tree, Tensor):
-            return self.cell(self.word(tree))
-        return self.cell(None, self.encode(tree[0]), self.encode(tree[1]))
-
-    def forward(self, tree: Any) -> Any:
-        """Return the hidden row of the root."""
-        return self.encode(tree)[0]
-
-
-class AutoBatch(Peer):
-    """A recursive model, batched: that of the example with a copy of the weights, or our cell."""
-
-    def __init__(self, model: PeerModel, our_cell: bool = False) -> None:
         super().__init__(model)
-        self.our_cell = our_cell
-        if our_cell:
-            self.batched, self.parameters = autobatch(CellRoots(model)), [*model.parameters()]
-            return
         tree_lstm: type[nn.Module] = bench.example("autobatch_tree_lstm").TreeLSTM
 
-        class Roots(CellRoots, tree_lstm):  # type: ignore[misc, valid-type]
+        class Roots(tree_lstm):  # type: ignore[misc, valid-type]
+            """The hidden row of the root by recursion."""
+
             leaf: Any
-            __init__ = tree_lstm.__init__
+
+            def forward(self, tree: Any) -> Any:
+                return self.encode(tree)[0]
 
             def encode(self, tree: Any) -> Any:
                 if isinstance(tree, Tensor):
@@ -223,7 +205,7 @@ class AutoBatch(Peer):
         """Return the roots and the gradients, in the order of the parameters of the model."""
         roots = self.roots(self.prepare(trees))
         found, *gradients = bench.with_gradients(roots, self.loss(roots), self.parameters)
-        return [found, *(gradients if self.our_cell else _for_model(*gradients))]
+        return [found, *_for_model(*gradients)]
 
 
 class RecursiveLoop(Peer):

@@ -60,7 +60,6 @@ DEFINED_SEVERAL_TIMES = {
     "Form": 2,
     "Length": 2,
     "Operation": 2,
-    "Part": 2,
     "Site": 2,
     "Table": 2,
     "Value": 2,

@@ -6,9 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pyg_dynbatch.autobatch.fibers import take_turns
-from pyg_dynbatch.autobatch.plan import CellRun
 from pyg_dynbatch.autobatch.session import Session
-from pyg_dynbatch.core.steps import Steps
 
 
 @dataclass(frozen=True)
@@ -21,8 +19,7 @@ class Operation:
         calls: Number of calls.
         steps: Number of batched calls that made them.
         way: ``"fast"`` (a known batched form), ``"direct"``, ``"expanded"`` (parameters repeated
-            for each row), ``"vmap"``, ``"ragged"``, or ``"levels"`` (a recurrent cell of
-            this package computes whole trees).
+            for each row), ``"vmap"``, ``"ragged"``, or ``"rows"`` (loops, branches and stacks).
         where: Line of the first call.
         within: Operation in whose steps all its calls run, or ``""``: results are read there only.
     """
@@ -81,20 +78,9 @@ def explain(session: Session, examples: int) -> Explanation:
     calls: Counter[str] = Counter()
     steps: Counter[str] = Counter()
     within: defaultdict[str, set[str]] = defaultdict(set)
-    table, operations, total = session.table, [], 0
-    runs = [part for part in session.parts if isinstance(part, CellRun)]
-    whole = {run.cell.replace(".", "/") for run in runs}
-    schedules = [part for part in session.parts if isinstance(part, Steps)]
-    lower_bound = sum(schedule.stats().lower_bound for schedule in schedules)
-    for run in runs:
-        cell = run.cell.replace(".", "/")
-        calls[cell] += run.schedule.num_nodes
-        steps[cell] += run.schedule.num_levels
-        within[cell].add("")
-        total += run.schedule.num_levels
-        lower_bound += run.schedule.num_levels
-    for schedule in schedules:
-        total += len(schedule.steps)
+    table = session.table
+    operations = []
+    for schedule in session.schedules:
         for step in schedule.steps:
             numbers = schedule.program_of(step).operations
             *others, last = (schedule.signatures[number].name for number in numbers)
@@ -106,8 +92,6 @@ def explain(session: Session, examples: int) -> Explanation:
     for site in table.sites:
         if site.signature is not None and calls[name := site.signature.name]:
             types, way = str(site.signature).removeprefix(name), site.examined.way  # type: ignore[union-attr]
-            if name in whole:
-                way = "levels"
             counts, hosts = (calls[name], steps[name]), within[name]
             host = "" if "" in hosts else " and ".join(sorted(hosts))
             found = Operation(name, types, *counts, way, site.where, host)
@@ -119,9 +103,9 @@ def explain(session: Session, examples: int) -> Explanation:
     operations.sort(key=lambda op: (-op.steps, op.name))
     return Explanation(
         examples,
-        total,
+        sum(len(schedule.steps) for schedule in session.schedules),
         sum(calls.values()),
-        lower_bound,
+        sum(schedule.stats().lower_bound for schedule in session.schedules),
         session.flushes,
         {f"{file}:{line}": count for (file, line), count in session.reads.most_common()},
         tuple(operations),
@@ -141,9 +125,7 @@ def _is_slower(session: Session, operations: Sequence[Operation], examples: int)
     sites = [s for s in session.table.sites if s.signature and s.signature.name in called]
     if any(site.spec and site.spec.inside for site in sites):  # loops and branches
         return examples < (8 if session.grad else 16)
-    if any(site.cell for site in sites):
-        return False
-    steps = [len(part.steps) for part in session.parts if isinstance(part, Steps)]
+    steps = [len(schedule.steps) for schedule in session.schedules]
     calls, made = sum(op.calls for op in operations), sum(op.steps for op in operations)
     counts = calls, made, sum(steps), session.flushes, 1
     batched = sum(cost * count for cost, count in zip(costs[1:], counts, strict=True))

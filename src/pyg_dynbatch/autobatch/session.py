@@ -19,16 +19,17 @@ from torch.nn.utils.rnn import PackedSequence
 from pyg_dynbatch.autobatch import lazy
 from pyg_dynbatch.autobatch.lazy import ACTIVE, Lazy, unseen
 from pyg_dynbatch.autobatch.operations import ROW
-from pyg_dynbatch.autobatch.plan import Part, Planner, run_plan
+from pyg_dynbatch.autobatch.plan import plan
 from pyg_dynbatch.autobatch.recorder import Recorder, active_recorder
 from pyg_dynbatch.autobatch.signatures import NOTE, OPEN, Shared, Site, Spec, Table, mapped, name_of
 from pyg_dynbatch.autobatch.state import changed
 from pyg_dynbatch.core.engine import Run
 from pyg_dynbatch.core.errors import describe_value, mismatch
 from pyg_dynbatch.core.policy import Policy
-from pyg_dynbatch.core.scheduling import Values, begins_of
+from pyg_dynbatch.core.row_buffer import Rows
+from pyg_dynbatch.core.scheduling import Records, Values, begins_of
 from pyg_dynbatch.core.steps import Step, Steps
-from pyg_dynbatch.core.types import TensorType
+from pyg_dynbatch.core.types import RowType, TensorType
 
 _STATIC = {
     int, float, complex, bool, str, bytes, type(None), type(...), torch.dtype, torch.device,
@@ -140,7 +141,7 @@ class Session(Recorder):
         self.next_row: dict[int, int] = {}  # of rows from outside since then
         self.run: Run = _Run(self)
         self.flushes = 0
-        self.parts: list[Part] = []  # what was run
+        self.schedules: list[Steps] = []  # what was run
         self.content: dict[int, Any] = {}  # values that were read, as Python numbers
         self.reads: Counter[tuple[str, int]] = Counter()  # lines that read values
         self.can_run = True
@@ -508,16 +509,18 @@ class Session(Recorder):
         for tensor, version in self.unread:
             self._check_version(tensor, version)
         self.unread.clear()
-        outside, parts = self.outside_tensors(), self.plan(needed, wanted)
+        inputs: dict[RowType | str, Rows] = {
+            row_type: (rows,) for row_type, rows in self.outside_tensors().items()
+        }
+        steps = self.plan(needed, wanted)
         recording, ACTIVE.session = ACTIVE.session, None
         try:
             with torch.set_grad_enabled(self.grad), self.table.watch.ignored(example):
-                moved = [part.to(self.device) for part in parts]
-                run_plan(moved, self.run, self.table.modules, outside)
+                self.run.extend(steps.to(self.device), inputs)
         finally:
             ACTIVE.session = recording
         self.example, self.outside, self.failed = example, {}, False
-        self.parts += parts
+        self.schedules.append(steps)
         self.flushes += 1
 
     def finish(self, wanted: Sequence[int]) -> None:
@@ -552,7 +555,7 @@ class Session(Recorder):
 
     def plan(
         self, needed: Sequence[int] | None = None, wanted: Sequence[int] | None = None
-    ) -> list[Part]:
+    ) -> Steps:
         """Schedule what was recorded, as for :meth:`flush`."""
         sites, size = self.table.recorded, self.base + self.num_new
         if size > self.past.size:
@@ -571,12 +574,17 @@ class Session(Recorder):
         for kind, rows in self.next_row.items():
             self.rows[kind] = rows
         self.next_row.clear()
-        alive = np.frombuffer(self.alive(), dtype=np.uint8)
-        places = self.places_past
-        planner = Planner(self.table, code, begins, self.values, self.rows, alive, places)
-        parts, pending = planner.parts(self.policy, needed, wanted)
-        self.pending = pending if wanted is None else pending[:0]  # nobody will read the others
-        return parts
+        steps, left_out = plan(
+            Records(sites, code, begins, self.values),
+            self.rows,
+            self.policy,
+            alive=np.frombuffer(self.alive(), dtype=np.uint8),
+            places=self.places_past,
+            needed=needed,
+            wanted=wanted,
+        )
+        self.pending = left_out if wanted is None else left_out[:0]  # nobody will read the others
+        return steps
 
     def outside_tensors(self) -> dict[TensorType, Tensor]:
         """Stack the rows from outside that were recorded since the last flush."""

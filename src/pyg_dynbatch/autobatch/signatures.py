@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from operator import is_
 from types import BuiltinFunctionType, MethodDescriptorType, WrapperDescriptorType
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -94,13 +94,6 @@ class Own:
         """Return the target that makes several calls at once, if there is one."""
 
 
-class CellCall(NamedTuple):
-    """How a call of a recurrent cell reads its input and the states of its children."""
-
-    has_input: bool
-    slots: tuple[int, ...]
-
-
 @dataclass(eq=False)
 class Site:
     """One signature in a table: its number, and what its calls return."""
@@ -112,7 +105,6 @@ class Site:
     where: str = ""
     examined: Examined | None = None
     build: Callable[[Sequence[Lazy]], Any] | None = None  # the result, unless it is one row
-    cell: CellCall | None = None  # for recurrent cells that can run whole schedules
     gradient: bool | None = False  # whether gradients flow back from it; None: as its arguments
     called: Sequence[Part] = ()  # the module that is called, and all inside
 
@@ -238,10 +230,11 @@ class Table:
         form, build = _flat(examined)
         signature = operations.add(form, spec.inputs, outputs, name=unique, random=examined.random)
         kinds = tuple(self.outside_of(row_type).kinds[0] for row_type in outputs)
-        cell, gradient = _cell_call(spec, module, len(kinds)), self._gradient(spec, module)
-        parts = () if module is None else self.watch.inside(spec.target)
-        facts: Any = cell, gradient, parts
-        site = Site(len(self.sites), kinds, spec, signature, where, examined, build, *facts)
+        gradient = self._gradient(spec, module)
+        called = () if module is None else self.watch.inside(spec.target)
+        site = Site(
+            len(self.sites), kinds, spec, signature, where, examined, build, gradient, called
+        )
         self.sites.append(site)
         return site
 
@@ -403,18 +396,6 @@ class _Call(TorchFunction):
             tensor = self._resolved(value)
             return tensor if size is None else tensor.expand(size, *tensor.shape)
         return next(rows) if value is ROW else mapped(lambda v: self._fill(v, rows, size), value)
-
-
-def _cell_call(spec: Spec, module: Any, num_parts: int) -> CellCall | None:
-    if not hasattr(module, "run_recorded") or spec.no_grad or not spec.template[0]:
-        return None
-    (x, *children), kwargs = spec.template
-    if module.arity is None:
-        children = list(children[0]) if children and type(children[0]) in (list, tuple) else []
-    state: Any = ROW if num_parts == 1 else (ROW,) * num_parts
-    given = {slot: child for slot, child in enumerate(children) if child is not None}
-    fits = all(child == state for child in given.values())
-    return CellCall(x is ROW, tuple(given)) if fits and not kwargs and x in (ROW, None) else None
 
 
 def _flat(examined: Examined) -> tuple[Callable[..., Any], Callable[[Sequence[Lazy]], Any] | None]:

@@ -18,7 +18,6 @@ from torch.utils._pytree import (
 
 from pyg_dynbatch.autobatch.lazy import ACTIVE, METADATA, Lazy
 from pyg_dynbatch.autobatch.operations import named
-from pyg_dynbatch.autobatch.plan import Part, run_plan
 from pyg_dynbatch.autobatch.session import Session, Stacked
 from pyg_dynbatch.autobatch.signatures import Spec, Table
 from pyg_dynbatch.autobatch.state import Fingerprint, holds_values
@@ -26,9 +25,10 @@ from pyg_dynbatch.core.engine import Run
 from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.core.movable import MovablePlan
 from pyg_dynbatch.core.recording import Recording, Site, Sites
+from pyg_dynbatch.core.row_buffer import Rows
 from pyg_dynbatch.core.scheduling import Joined, begins_of, join, move
 from pyg_dynbatch.core.steps import Steps
-from pyg_dynbatch.core.types import TensorType
+from pyg_dynbatch.core.types import RowType, TensorType
 
 ResultColumn = tuple[int, list[int]] | list[Any]
 """One leaf of all results: a row type and the value of each example, or other objects."""
@@ -241,7 +241,7 @@ class Schedule(MovablePlan):
     """A scheduled mini-batch, made by :meth:`AutoBatch.collate`; a model takes it as its examples.
 
     Args:
-        parts: What is run, in order.
+        steps: What is run.
         specs: Signature of each operation of the schedules.
         outside: Rows from outside, by row type.
         columns: For each leaf of the result the rows of all examples, or a list of other objects.
@@ -251,7 +251,7 @@ class Schedule(MovablePlan):
         model: The model that they were recorded with.
     """
 
-    parts: list[Part]
+    steps: Steps
     specs: tuple[Spec, ...]
     outside: dict[TensorType, Tensor]
     columns: list[PickedRows | list[Any]]
@@ -264,12 +264,12 @@ class Schedule(MovablePlan):
         return self.num_examples
 
     def __repr__(self) -> str:
-        return f"Schedule({self.num_examples} examples, {len(self.parts)} parts)"
+        return f"Schedule({self.num_examples} examples, {len(self.steps.steps)} steps)"
 
     def _tensors(self) -> tuple[Tensor, ...]:
         rows = [c[1] for c in self.columns if isinstance(c, tuple)]
         rows += [part for (_, index), example in self.emitted.values() for part in (index, example)]
-        return *(t for part in self.parts for t in part._tensors()), *self.outside.values(), *rows
+        return *self.steps._tensors(), *self.outside.values(), *rows
 
     def _apply(self, fn: Callable[[Tensor], Tensor]) -> "Schedule":
         def moved(rows: PickedRows) -> PickedRows:
@@ -277,7 +277,7 @@ class Schedule(MovablePlan):
 
         return replace(
             self,
-            parts=[part._apply(fn) for part in self.parts],
+            steps=self.steps._apply(fn),
             outside={row_type: fn(rows) for row_type, rows in self.outside.items()},
             columns=[moved(c) if isinstance(c, tuple) else c for c in self.columns],
             emitted={n: (moved(rows), fn(e)) for n, (rows, e) in self.emitted.items()},
@@ -299,7 +299,7 @@ def schedule_batch(
 ) -> Schedule:  # fmt: skip
     """Schedule what a session has recorded."""
     session.check_state()
-    parts = session.plan(wanted=wanted_values(columns, emitted))
+    steps = session.plan(wanted=wanted_values(columns, emitted))
     outside = _plain(session)
 
     def rows_of(column: Any) -> PickedRows:
@@ -307,7 +307,7 @@ def schedule_batch(
         return column[0], torch.from_numpy(rows)
 
     return Schedule(
-        parts,
+        steps,
         tuple(site.spec for site in session.table.sites if site.spec is not None),
         outside,
         [rows_of(column) if isinstance(column, tuple) else column for column in columns],
@@ -326,8 +326,10 @@ def run_batch(table: Table, batch: Schedule, device: torch.device) -> tuple[Any,
     signatures = tuple(site.signature for site in sites if site.signature is not None)
     table.engine.to(device)
     run = Run(table.engine)
-    parts = [replace(p, signatures=signatures) if isinstance(p, Steps) else p for p in batch.parts]
-    run_plan(parts, run, table.modules, batch.outside)
+    inputs: dict[RowType | str, Rows] = {
+        row_type: (rows,) for row_type, rows in batch.outside.items()
+    }
+    run.extend(replace(batch.steps, signatures=signatures), inputs)
     wanted = [c for c in batch.columns if isinstance(c, tuple)]
     wanted += [rows for rows, _ in batch.emitted.values()]
     found = iter(run.read(wanted) if wanted else ())

@@ -399,12 +399,6 @@ class Run:
         """Read copies of rows of buffers, with their gradients."""
         return self._exchange([Read(self.buffers[n], pick) for n, pick in picks], copy=True)
 
-    def append(self, number: int, rows: Tensor) -> None:
-        """Add rows to a buffer, after those that it has."""
-        buffer = self.buffers[number]
-        self.pending.append(Write(buffer, buffer.rows, (rows,)))
-        buffer.grow(buffer.rows + rows.size(0))
-
     def peek(self, number: int, rows: Pick) -> Tensor:
         """Return rows of a buffer without gradients."""
         if self.pending:

@@ -350,11 +350,6 @@ class Values:
         """Return the rows of values."""
         return self.row[self.value[numbers]].astype(np.int64)
 
-    def types_of(self, numbers: np.ndarray, sites: Sites, code: np.ndarray) -> np.ndarray:
-        """Return the row types of values."""
-        owner = self.owner[numbers]
-        return sites.types[code[owner], numbers - owner]
-
 
 class Records(NamedTuple):
     """Records to be scheduled."""
@@ -446,10 +441,8 @@ def merge(
     return calls, num_merged
 
 
-def choose(
-    calls: Calls, needed: Sequence[int], kept: np.ndarray, joins: bool
-) -> tuple[int, np.ndarray]:
-    """Choose the calls that values depend on; return how many wait, and which.
+def choose(calls: Calls, needed: Sequence[int], kept: np.ndarray, *, joins: bool) -> np.ndarray:
+    """Choose the calls that values depend on; return which wait.
 
     If ``joins``, others that can run are chosen as well if their sites are called. Values that
     calls which wait read are marked in ``kept``.
@@ -457,12 +450,12 @@ def choose(
     sites, code, _, values = calls.records
     waits = np.empty(calls.num_calls, dtype=np.uint8)
     numbers = values.value[np.array(needed, dtype=np.int64)]
-    num_waiting = scheduler().choose(
+    scheduler().choose(
         sites=sites, code=code, calls=calls.num_calls, num_sites=len(sites), begin=calls.member,
         first_read=calls.first_read, read=calls.read, row=values.row, call=values.call,
         needed=numbers, num_needed=numbers.size, joins=int(joins), waits=waits, kept=kept,
     )  # fmt: skip
-    return num_waiting, waits.view(bool)
+    return waits.view(bool)
 
 
 def fuse(calls: Calls, kept: np.ndarray, places: np.ndarray | None = None) -> Calls:

@@ -159,16 +159,6 @@ class RecursiveCell(nn.Module, ABC):
         """
         return None
 
-    @property
-    def is_recordable(self) -> bool:
-        """Whether :meth:`run_recorded` computes what calls do: no hooks, no different forward."""
-        return calls_only(self, forward=RecursiveCell.forward)
-
-    def run_recorded(self, schedule: Levels, inputs: Tensor) -> States:
-        """Compute the states of recorded calls, whose structure is known, in level order."""
-        states = run_at_once(self, schedule, inputs, level_order=True)
-        return run_levels(self, schedule, inputs, level_order=True) if states is None else states
-
     def forward(self, x: Tensor | None, *children: Any) -> Any:
         """Compute states, tensors ``[row, width]`` or tuples of them; ``[width]`` for one node.
 
