@@ -451,18 +451,6 @@ def test_every_tensor_that_is_pushed_is_checked(place: int, batch: bool, other: 
         autobatch(model_of(forward))(PAIRS, batch=batch)
 
 
-@pytest.mark.parametrize(("grad", "least"), [(True, 8), (False, 16)])
-def test_explain_says_that_few_examples_may_be_faster_one_by_one(grad: bool, least: int) -> None:
-    halved = lambda x, n: (x / 2, n + 1)  # noqa: E731
-    model = autobatch(
-        model_of(lambda m, pair: while_loop(lambda _, n: n < 3, halved, (m.part(pair[0]), pair[1])))
-    )
-    with torch.set_grad_enabled(grad):
-        for number in (least - 1, least):
-            remarks = model.explain([PAIRS[0]] * number).remarks
-            assert any("one by one" in each for each in remarks) is (number < least)
-
-
 WAYS = [(name, batch) for name in REFUSED for batch in (True, False)]
 WAYS.remove(("a stack of a different type", False))  # one branch alone is right
 

@@ -91,11 +91,12 @@ def explain(session: Session, examples: int) -> Explanation:
     inside: dict[str, str] = {}  # what runs through torch.vmap inside of loops and branches
     for site in table.sites:
         if site.signature is not None and calls[name := site.signature.name]:
-            types, way = str(site.signature).removeprefix(name), site.examined.way  # type: ignore[union-attr]
-            counts, hosts = (calls[name], steps[name]), within[name]
+            types = str(site.signature).removeprefix(name)
+            way = site.examined.way  # type: ignore[union-attr]
+            hosts = within[name]
             host = "" if "" in hosts else " and ".join(sorted(hosts))
-            found = Operation(name, types, *counts, way, site.where, host)
-            operations.append(found)
+            operation = Operation(name, types, calls[name], steps[name], way, site.where, host)
+            operations.append(operation)
             for spec in site.spec.parts():  # type: ignore[union-attr]
                 inner: Any = table.by_spec[spec]
                 if inner is not site and inner.examined.way == "vmap":
@@ -113,25 +114,6 @@ def explain(session: Session, examples: int) -> Explanation:
     )
 
 
-# What a call of the loop costs, and what a recorded call, an operation of a step, a step, a flush
-# and a batch cost, in microseconds: fitted to the seven models of benchmarks/RESULTS.md.
-_INFERENCE, _TRAINING = (4.1, 2.2, 6.0, 50.0, 204.0, 457.0), (11.0, 2.7, 27.5, 68.0, 231.0, 654.0)
-
-
-def _is_slower(session: Session, operations: Sequence[Operation], examples: int) -> bool:
-    """Whether the plain loop may be faster; not said of models with cells that run whole trees."""
-    costs = _TRAINING if session.grad else _INFERENCE
-    called = {op.name for op in operations}
-    sites = [s for s in session.table.sites if s.signature and s.signature.name in called]
-    if any(site.spec and site.spec.inside for site in sites):  # loops and branches
-        return examples < (8 if session.grad else 16)
-    steps = [len(schedule.steps) for schedule in session.schedules]
-    calls, made = sum(op.calls for op in operations), sum(op.steps for op in operations)
-    counts = calls, made, sum(steps), session.flushes, 1
-    batched = sum(cost * count for cost, count in zip(costs[1:], counts, strict=True))
-    return batched > costs[0] * calls
-
-
 def _remarks(
     session: Session, operations: Sequence[Operation], examples: int, inside: Mapping[str, str]
 ) -> list[str]:
@@ -140,12 +122,6 @@ def _remarks(
         remarks.append(
             "nothing was recorded, so nothing was batched: functions of tensors of the example and "
             "of parameters run at once, until a module of the model is called"
-        )
-    if operations and _is_slower(session, operations, examples):
-        remarks.append(
-            f"{examples} examples may be faster one by one, model(examples, batch=False); "
-            "larger batches, submodules that take tensors only, or while_loop and cond instead of "
-            "reads make the batch worth it"
         )
     if session.reads and not take_turns():
         remarks.append(
