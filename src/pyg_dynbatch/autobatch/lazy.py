@@ -148,11 +148,12 @@ class Lazy(Value):
         raise _refused(self, what, hint="return it from the model, or emit it")
 
 
-# Functions that `functools.singledispatch` chooses by class take a lazy value as a tensor.
 _find_impl = functools._find_impl  # type: ignore[attr-defined]
-functools._find_impl = lambda kind, registry: _find_impl(  # type: ignore[attr-defined]
-    torch.Tensor if kind is Lazy else kind, registry
-)
+
+
+def find_implementation(kind: type, registry: Any) -> Any:
+    """Return what ``functools.singledispatch`` calls for a class; a lazy value is a tensor."""
+    return _find_impl(torch.Tensor if kind is Lazy else kind, registry)
 
 
 def _copied(numbers: Any) -> Any:

@@ -2,6 +2,7 @@
 
 import builtins
 import copy
+import functools
 import gc
 import sys
 from collections import Counter
@@ -20,7 +21,7 @@ from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
 
 from pyg_dynbatch.autobatch.explain import Explanation, explain
 from pyg_dynbatch.autobatch.fibers import run_examples
-from pyg_dynbatch.autobatch.lazy import ACTIVE, Lazy
+from pyg_dynbatch.autobatch.lazy import ACTIVE, Lazy, find_implementation
 from pyg_dynbatch.autobatch.recorder import intercepted, is_instance, recorded_call
 from pyg_dynbatch.autobatch.session import Session, is_library
 from pyg_dynbatch.autobatch.signatures import NOTE, Table, failed
@@ -473,17 +474,40 @@ def _batched_only() -> TypeError:
 
 # Of each class of modules: how many sessions record its calls, and its own __call__.
 _INTERCEPTED: dict[type, tuple[int, Any]] = {}
-_ISINSTANCE, _LOCK = builtins.isinstance, Lock()
-_COLLECTS: list[bool] = []  # whether garbage was collected before models were recorded
+_LOCK = Lock()
+_TOUCHED: list["_Process"] = []  # as it was before the first of these sessions
+
+
+class _Process(NamedTuple):
+    """What belongs to the whole process, and is different while models are recorded."""
+
+    is_instance: Callable[..., bool]
+    find_implementation: Callable[..., Any]  # of functools.singledispatch
+    collects: bool  # whether garbage is collected
+
+    @classmethod
+    def touch(cls) -> "_Process":
+        """Let lazy values be tensors, and collect no garbage; return what was before."""
+        find: Any = functools._find_impl  # type: ignore[attr-defined]
+        before = cls(builtins.isinstance, find, gc.isenabled())
+        gc.disable()  # what is recorded is kept: to look through it again and again takes time
+        builtins.isinstance = is_instance
+        functools._find_impl = find_implementation  # type: ignore[attr-defined]
+        return before
+
+    def restore(self) -> None:
+        """Put back what was before."""
+        functools._find_impl = self.find_implementation  # type: ignore[attr-defined]
+        builtins.isinstance = self.is_instance
+        if self.collects:
+            gc.enable()
 
 
 def _intercept(kinds: Iterable[type], done: list[type]) -> None:
     """Let calls of modules be recorded on threads with a session; list what was done."""
     with _LOCK:
-        if not _COLLECTS:  # what is recorded is kept: to look through it again and again takes time
-            _COLLECTS.append(gc.isenabled())
-            gc.disable()
-        builtins.isinstance = is_instance
+        if not _TOUCHED:
+            _TOUCHED.append(_Process.touch())
         for kind in kinds:
             users, original = _INTERCEPTED.get(kind, (0, vars(kind)["__call__"]))
             if not users:
@@ -502,10 +526,8 @@ def _release(kinds: Iterable[type]) -> None:
                 _INTERCEPTED[kind] = users - 1, original
             else:
                 kind.__call__ = original  # type: ignore[method-assign]
-        if not _INTERCEPTED:
-            builtins.isinstance = _ISINSTANCE
-            if _COLLECTS and _COLLECTS.pop():
-                gc.enable()
+        if not _INTERCEPTED and _TOUCHED:
+            _TOUCHED.pop().restore()
 
 
 def _collect(session: Session, results: list[Any]) -> tuple[list[ResultColumn], Any]:

@@ -1,0 +1,165 @@
+"""Law: autobatch leaves the process as it was: on import, and after every way to record."""
+
+import builtins
+import functools
+import gc
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from functools import singledispatch
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from pyg_dynbatch.autobatch import autobatch, emit
+
+ROWS = [*torch.randn(4, 3, generator=torch.Generator().manual_seed(0))]
+
+
+def process() -> tuple[Any, ...]:
+    find = functools._find_impl  # type: ignore[attr-defined]
+    return builtins.isinstance, find, gc.isenabled(), nn.Module.__call__, Part.__call__
+
+
+@singledispatch
+def kind_of(value: object) -> str:
+    return "object"
+
+
+@kind_of.register
+def _(value: Tensor) -> str:
+    return "tensor"
+
+
+class Part(nn.Linear):
+    """A submodule with a call of its own."""
+
+    def __call__(self, *args: Any) -> Any:
+        return super().__call__(*args)
+
+
+class Model(nn.Module):
+    """Calls a function on what a submodule returns."""
+
+    def __init__(self, function: Callable[[Any], Any]) -> None:
+        super().__init__()
+        self.part, self.function = Part(3, 3), function
+
+    def forward(self, x: Tensor) -> Any:
+        return self.function(self.part(x))
+
+
+def recorded(value: Any) -> Any:
+    assert isinstance(value, Tensor)
+    assert kind_of(value) == "tensor"
+    return value * 2
+
+
+def suspended(value: Any) -> Any:
+    return recorded(value) + (1 if value.sum() > 0 else 2)
+
+
+def failing(value: Any) -> Any:
+    recorded(value)
+    raise KeyError("no such word")
+
+
+def interrupted(value: Any) -> Any:
+    recorded(value)
+    raise KeyboardInterrupt
+
+
+def fails_while_suspended(value: Any) -> Any:
+    if value.sum() > 0:
+        failing(value)
+    return value
+
+
+def refused(value: Any) -> Any:
+    value += 1
+    return value
+
+
+def emits(value: Any) -> Any:
+    emit("value", recorded(value))
+    return value
+
+
+FUNCTIONS: dict[Callable[[Any], Any], type[BaseException] | None] = {
+    recorded: None, suspended: None, emits: None, failing: KeyError, refused: TypeError,
+    interrupted: KeyboardInterrupt, fails_while_suspended: KeyError,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("method", ["__call__", "explain", "collate", "trace"])
+@pytest.mark.parametrize("function", FUNCTIONS)
+@pytest.mark.parametrize("collects", [True, False])
+def test_restored_after(function: Callable[[Any], Any], method: str, collects: bool) -> None:
+    model = autobatch(Model(function))
+    error = FUNCTIONS[function]
+    reads = function in (suspended, fails_while_suspended)
+    if reads and method in ("collate", "trace"):
+        error = RuntimeError
+    try:
+        if not collects:
+            gc.disable()
+        before = process()
+        call = getattr(model, method)
+        examples = ROWS[0] if method == "trace" else ROWS
+        if error is None:
+            call(examples)
+        else:
+            with pytest.raises(error):
+                call(examples)
+        assert process() == before
+    finally:
+        gc.enable()
+
+
+def test_restored_after_threads_that_record_at_once() -> None:
+    before = process()
+    barrier = threading.Barrier(3)
+    failures = list[BaseException]()
+
+    def meets(value: Any) -> Any:
+        barrier.wait(10)
+        return suspended(value)
+
+    def record() -> None:
+        try:
+            autobatch(Model(meets))(ROWS)
+        except BaseException as error:  # noqa: BLE001 - shown by the test
+            failures.append(error)
+
+    threads = [threading.Thread(target=record) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
+    assert process() == before
+
+
+def test_what_others_replaced_stays_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    original = builtins.isinstance
+    monkeypatch.setattr(builtins, "isinstance", lambda value, kinds: original(value, kinds))
+    before = process()
+    autobatch(Model(recorded))(ROWS)
+    assert process() == before
+
+
+IMPORT = """
+import builtins, functools, gc
+import torch
+before = builtins.isinstance, functools._find_impl, gc.isenabled(), torch.nn.Module.__call__
+import pyg_dynbatch.autobatch
+after = builtins.isinstance, functools._find_impl, gc.isenabled(), torch.nn.Module.__call__
+assert before == after
+"""
+
+
+def test_nothing_is_replaced_on_import() -> None:
+    subprocess.run([sys.executable, "-c", IMPORT], check=True)  # noqa: S603
