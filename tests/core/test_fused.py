@@ -169,14 +169,14 @@ def test_errors_name_the_operation_within_a_step(
     module: nn.Module, kind: type[Exception], words: str
 ) -> None:
     model, recording = Model(odd=module), Recording()
-    value = recording.constant(VECTOR, [1.0, 2.0, 3.0])
+    value = recording.input(VECTOR, 0)
     for name in ("left", "odd", "tanh"):
         value = model.call(recording, name, value)
     recording.output(value)
     schedule = schedule_recordings([recording] * 2)
     assert names(schedule) == ["left+odd+tanh"]
     with pytest.raises(kind) as error:
-        model.engine(schedule)
+        model.engine(schedule, {VECTOR: torch.ones(2, 3)})
     assert words in "\n".join([str(error.value), *getattr(error.value, "__notes__", [])])
 
 

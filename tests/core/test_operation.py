@@ -1,6 +1,8 @@
 import copy
 import pickle
+import random
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -87,8 +89,39 @@ def test_operation_calls_its_module() -> None:
 def test_dropout_is_found(module: object, draws: bool) -> None:
     assert bool(draws_random_numbers(module)) is draws
     inputs = [VECTOR]
-    assert Operations().add(module, inputs, inputs).random is draws
     assert Operations().add(module, inputs, inputs, random=not draws).random is not draws
+
+
+class DropsState(nn.Module):
+    def forward(self, x: Tensor, state: tuple[Tensor]) -> Tensor:
+        return nn.functional.dropout(x + state[0], 0.5, self.training)
+
+
+class DrawsWhenEvaluated(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x if self.training else x + torch.randn_like(x)
+
+
+def reads_a_value(x: Tensor) -> Tensor:
+    return x + torch.randn_like(x) if x.max() < 1e9 else x
+
+
+DRAWING: list[tuple[Any, list[Any], bool]] = [
+    (lambda rows: nn.functional.dropout(rows.sum(), 0.5), [Ragged(VECTOR)], True),
+    (lambda rows: rows.sum(), [Ragged(VECTOR)], False),
+    (DropsState(), [VECTOR, (VECTOR,)], True),
+    (lambda x, state: x + state[0], [VECTOR, (VECTOR,)], False),
+    (DrawsWhenEvaluated(), [VECTOR], True),
+    (reads_a_value, [VECTOR], True),
+    (lambda x: x + random.random(), [VECTOR], True),
+    (lambda x: torch.distributions.Normal(x, 1.0).sample(), [VECTOR], True),
+    (lambda x: x.no_such_method(), [VECTOR], True),  # nothing is known of it
+]
+
+
+@pytest.mark.parametrize(("module", "inputs", "draws"), DRAWING)
+def test_calls_that_draw_are_not_merged(module: Any, inputs: list[Any], draws: bool) -> None:
+    assert Operations().add(module, inputs, [VECTOR], name="call").random is draws
 
 
 def test_one_module_has_one_signature_an_input_type() -> None:

@@ -2,16 +2,26 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain, count
+from functools import partial
+from itertools import chain, count, islice
 from types import MethodType
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.core.row_law import draws_random_numbers
-from pyg_dynbatch.core.shadow import module_of
-from pyg_dynbatch.core.types import RowType, TensorType, describe
+from pyg_dynbatch.core.shadow import (
+    draw_rows,
+    draws_on_host,
+    module_of,
+    set_mode,
+    shadow,
+    tensors_of,
+    undisturbed,
+)
+from pyg_dynbatch.core.types import RaggedRows, RowType, TensorType, describe, parts_of
 
 
 @dataclass(frozen=True)
@@ -159,6 +169,54 @@ def _identity(module: Callable[..., Any]) -> Any:
     return (id(module.__self__), module.__func__) if isinstance(module, MethodType) else id(module)
 
 
+def _draws_random_numbers(module: Callable[..., Any], inputs: Sequence[RowType | Ragged]) -> bool:
+    """Return whether calls of a module draw random numbers, or may do so."""
+    if draws_random_numbers(module):
+        return True
+    if not inputs:
+        return False  # called once per batch
+    like = next(tensors_of(module_of(module)), torch.empty(0))
+    copied = shadow(module)
+    draws = False
+
+    def run(rows: Sequence[Tensor]) -> None:
+        nonlocal draws
+        for training in (True, False):
+            before = _state_of_generator(like.device)
+            call = partial(set_mode(copied, training), *_arguments_of(inputs, rows))
+            draws |= draws_on_host(call)
+            draws |= not torch.equal(before, _state_of_generator(like.device))
+
+    types = [part for argument in inputs for part in parts_of(row_type_of(argument))]
+    with undisturbed(like.device), torch.no_grad():
+        try:
+            draw_rows(run, types, like.device)
+        except Exception:  # noqa: BLE001 - calls that are not merged are right in any case
+            return True
+    return draws
+
+
+def _state_of_generator(device: torch.device) -> Tensor:
+    if device.type == "cuda":
+        return torch.cuda.get_rng_state(device)
+    return torch.random.get_rng_state()
+
+
+def _arguments_of(inputs: Sequence[RowType | Ragged], rows: Sequence[Tensor]) -> list[Any]:
+    """Return rows as a module takes them, one per call for ragged arguments, too."""
+    rest = iter(rows)
+    arguments = list[Any]()
+    for expected in inputs:
+        row_type = row_type_of(expected)
+        own = tuple(islice(rest, len(parts_of(row_type))))
+        argument: Any = own if isinstance(row_type, tuple) else own[0]
+        if isinstance(expected, Ragged):
+            size = own[0].size(0)
+            argument = RaggedRows(argument, torch.arange(size, device=own[0].device), size)
+        arguments.append(argument)
+    return arguments
+
+
 # Prefix that separates operations called "double" or "train" from the methods of nn.Module.
 _KEY = "op_"
 
@@ -200,8 +258,8 @@ class Operations(nn.Module):
             inputs: Type of each argument.
             outputs: Type of each result.
             name: Name in messages and pictures; by default that of the class.
-            random: Whether each call draws random numbers; by default that is found by calling
-                the module, in training mode, on a copy.
+            random: Whether each call draws random numbers; by default that is found by calling a
+                copy of the module, and true where it cannot be called on drawn rows.
 
         Returns:
             The signature that recordings call.
@@ -228,7 +286,7 @@ class Operations(nn.Module):
             taken = ", ".join(signature.name for signature in self.signatures)
             expected = f"a name without a full stop, none of: {taken}"
             raise mismatch(ValueError, problem, expected, name)
-        draws = draws_random_numbers(module, inputs) if random is None else random
+        draws = _draws_random_numbers(module, inputs) if random is None else random
         signature = Signature(name, tuple(inputs), tuple(outputs), draws)
         self._by_name[_KEY + name] = Operation(signature, module)
         self._added[key] = signature

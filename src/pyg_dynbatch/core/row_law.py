@@ -8,7 +8,6 @@ a clamp cannot hide how rows are mixed.
 """
 
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from typing import Any, NamedTuple
 
 import torch
@@ -25,17 +24,8 @@ from pyg_dynbatch.core.listing import (
     listed,
     tensor_leaves,
 )
-from pyg_dynbatch.core.shadow import (
-    draw,
-    draw_rows,
-    make_extreme,
-    module_of,
-    set_mode,
-    shadow,
-    tensors_of,
-    undisturbed,
-)
-from pyg_dynbatch.core.types import TensorType, has_gradient
+from pyg_dynbatch.core.shadow import draw, make_extreme, module_of
+from pyg_dynbatch.core.types import has_gradient
 
 Compute = Callable[[Tensors], list[Tensor]]
 NORMALIZES = "normalizes over the batch, so its rows are not independent"
@@ -376,30 +366,11 @@ def normalizes_over_rows(called: Any) -> str:
     return next((type(p).__name__ for p in parts if isinstance(p, kind) and p.training), "")
 
 
-def draws_random_numbers(called: Any, inputs: Sequence[Any] = ()) -> bool:
-    """Return whether a batched function draws random numbers in training mode.
-
-    Args:
-        called: The function; an attribute ``random`` that is true says that it does.
-        inputs: Types of its arguments. If they are open or ragged, only known layers count.
-    """
+def draws_random_numbers(called: Any) -> bool:
+    """Return whether a function says, or its layers tell, that it draws random numbers."""
     owner = module_of(called)
     parts = () if owner is None else owner.modules()
-    if getattr(called, "random", False) is True or any(map(_draws_itself, parts)):
-        return True
-    if not inputs or not all(type(kind) is TensorType for kind in inputs):
-        return False
-    found = False
-
-    def run(rows: Tensors) -> None:
-        nonlocal found
-        found = any(call.random for call in listed(copied, rows)[0].calls)
-
-    copied, first = set_mode(shadow(called), True), next(tensors_of(owner), torch.empty(0))
-    # A function that cannot be called on these rows is found to be so when it is run.
-    with undisturbed(first.device), torch.no_grad(), suppress(Exception):
-        draw_rows(run, inputs, first.device)
-    return found
+    return getattr(called, "random", False) is True or any(map(_draws_itself, parts))
 
 
 def _draws_itself(part: nn.Module) -> bool:
