@@ -92,6 +92,10 @@ class Engine(nn.Module):
             RuntimeError: If an operation changes an argument in place.
         """
         check_no_transforms("Engine")
+        if torch.is_inference_mode_enabled():
+            # Tensors of inference mode do not count the in-place changes that a run refuses.
+            with torch.inference_mode(False), torch.no_grad():
+                return self.forward(schedule, inputs)
         run = Run(self)
         run.extend(schedule, inputs or {})
         distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
@@ -157,7 +161,7 @@ class StepCall:
 
     def _called(self, arguments: Sequence[Any]) -> Any:
         """Call the operation; raise an error if it changes rows, which other calls also read."""
-        # In inference mode tensors do not count in-place changes.
+        # Tensors of inference mode, as a user's own may be, do not count in-place changes.
         counted = [] if torch.is_inference_mode_enabled() else self._tensors_in(arguments)
         versions = [tensor._version for tensor in counted]
         results = self.function(*arguments)
