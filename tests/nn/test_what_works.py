@@ -41,13 +41,13 @@ class InEngine(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        row = TensorType((4,))
-        self.engine, node = cell_engine(Sum(), row, 2, row)
+        self.row = TensorType((4,))
+        self.engine, node = cell_engine(Sum(), self.row, 2, self.row)
         structure = Data(edge_index=EDGES, num_nodes=3)
         self.steps = schedule_recordings([recording_of_structure(node, structure)])
 
     def forward(self, x: Tensor, schedule: Levels) -> Tensor:
-        return self.engine(self.steps, {TensorType((4,)): x})["node"]
+        return self.engine(self.steps, {self.row: x})["node"]
 
 
 class InDAGNN(nn.Module):

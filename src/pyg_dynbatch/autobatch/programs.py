@@ -217,7 +217,7 @@ class Inner(NamedTuple):
     lengths: tuple[int, ...] = ()
 
 
-def program_of(body: Body, outputs: Sequence[int]) -> Program[Inner]:
+def program_of(body: Body, outputs: Sequence[int]) -> Program:
     """Return what a body has recorded and these values depend on.
 
     The operands of the program are those of the body.
@@ -225,7 +225,7 @@ def program_of(body: Body, outputs: Sequence[int]) -> Program[Inner]:
     number_of_value = dict[int, int]()
     num_operands = len(body.operands.values)
     num_values = num_operands
-    calls = list[Call[Inner]]()
+    calls = list[Call]()
     for group in _grouped(_needed(body, outputs)):
         spec = group[0].site.spec
         if spec is None:  # an operand, which its record names
@@ -242,14 +242,12 @@ def program_of(body: Body, outputs: Sequence[int]) -> Program[Inner]:
     return Program(num_operands, tuple(calls), tuple(number_of_value[each] for each in outputs))
 
 
-def specs_of(*programs: Program[Inner]) -> tuple[Spec, ...]:
+def specs_of(*programs: Program) -> tuple[Spec, ...]:
     """Return the signatures of the calls of programs."""
     return tuple(inner.spec for program in programs for inner in program.operations)
 
 
-def runner_of(
-    program: Program[Inner], table: Table
-) -> Callable[[Sequence[Any], int], list[Tensor]]:
+def runner_of(program: Program, table: Table) -> Callable[[Sequence[Any], int], list[Tensor]]:
     """Return a function of the rows of all operands, and their number."""
     calls = [Call(_batched_call(inner, table), reads) for inner, reads in program.calls]
     prepared = Program(program.num_operands, tuple(calls), program.outputs)
@@ -480,8 +478,8 @@ def own_form(
 class Loop(Own):
     """A loop: the rows whose condition holds run the body, the others are set aside."""
 
-    condition: Program[Inner]
-    body: Program[Inner]
+    condition: Program
+    body: Program
     width: int  # number of operands that are the state
     most: int  # iterations
     __name__ = "while_loop"
@@ -529,8 +527,8 @@ class Loop(Own):
 class Choice(Own):
     """Two branches, each of which runs on the rows that chose it."""
 
-    if_true: Program[Inner]
-    if_false: Program[Inner]
+    if_true: Program
+    if_false: Program
     types: tuple[TensorType, ...]  # of the results
     __name__ = "cond"
 

@@ -314,6 +314,6 @@ def _rows_read(sites: Sites, code: Any, begin: int, reads: Any, row: Any) -> lis
     """Return the rows of each argument of a call, of which ``reads`` are the values."""
     values = iter(reads)
     return [
-        [row[next(values)] for _ in argument]
+        [int(row[next(values)]) for _ in argument]
         for argument in record_at(sites, code, begin).arguments
     ]

@@ -9,31 +9,29 @@ A step of a schedule runs one program on the rows of many calls at once, and so 
 of a loop and each branch of a decision.
 """
 
-from collections.abc import Callable, Hashable, Sequence
-from typing import Any, Generic, NamedTuple, TypeVar
-
-OperationT = TypeVar("OperationT", bound=Hashable)
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 BatchedCall = Callable[[Sequence[Any], int], Sequence[Any]]
 """Makes one call: given its arguments and the number of rows, returns all results."""
 
 
-class Call(NamedTuple, Generic[OperationT]):
+class Call(NamedTuple):
     """One call of a program."""
 
-    operation: OperationT
+    operation: Any  # the number of a signature, a signature, or what makes the call
     arguments: tuple[int, ...]  # numbers of values
 
 
-class Program(NamedTuple, Generic[OperationT]):
+class Program(NamedTuple):
     """Calls in order, and the numbers of the values that they return."""
 
     num_operands: int
-    calls: tuple[Call[OperationT], ...]
+    calls: tuple[Call, ...]
     outputs: tuple[int, ...]
 
     @property
-    def operations(self) -> list[OperationT]:
+    def operations(self) -> list[Any]:
         """The operation of each call."""
         return [call.operation for call in self.calls]
 
@@ -46,7 +44,7 @@ class Program(NamedTuple, Generic[OperationT]):
         return sorted(value for value in read if value < self.num_operands)
 
     def run(
-        self, call_of: Callable[[OperationT], BatchedCall], operands: Sequence[Any], size: int
+        self, call_of: Callable[[Any], BatchedCall], operands: Sequence[Any], size: int
     ) -> list[Any]:
         """Make all calls.
 
@@ -62,7 +60,7 @@ class Program(NamedTuple, Generic[OperationT]):
         return [values[number] for number in self.outputs]
 
 
-def program_of_call(operation: OperationT, num_arguments: int, num_results: int) -> Program:
+def program_of_call(operation: Any, num_arguments: int, num_results: int) -> Program:
     """Return the program that makes one call of its operands and returns all results."""
     call = Call(operation, tuple(range(num_arguments)))
     return Program(num_arguments, (call,), tuple(range(num_arguments, num_arguments + num_results)))

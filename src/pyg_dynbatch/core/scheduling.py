@@ -363,7 +363,7 @@ class Records(NamedTuple):
 class FusedProgram(NamedTuple):
     """Calls that run in one step, and the row types that they read and write."""
 
-    program: Program[int]
+    program: Program
     argument_types: list[int]
     result_types: list[int]
 
@@ -388,7 +388,7 @@ class Calls(NamedTuple):
     most_outputs: int = 1
 
     @property
-    def programs(self) -> tuple[Program[int], ...]:
+    def programs(self) -> tuple[Program, ...]:
         """The fused programs."""
         return tuple(each.program for each in self.fused)
 
@@ -525,7 +525,7 @@ def _decoded(sites: Sites, code: Sequence[int]) -> FusedProgram:
     operands = iter(range(num_operands))
     types = [-1] * num_operands
     first_result = list[int]()
-    calls = list[Call[int]]()
+    calls = list[Call]()
     for operation, own in zip(operations, references, strict=True):
         arguments = [
             next(operands)

@@ -118,7 +118,7 @@ class Steps(MovablePlan):
     merged_calls: int = 0
     model: str = ""
     result: Any = None
-    fused: tuple[Program[int], ...] = ()
+    fused: tuple[Program, ...] = ()
 
     def __len__(self) -> int:
         return self.num_examples
@@ -128,7 +128,7 @@ class Steps(MovablePlan):
         output = self.outputs[name]
         return self.index[output.example : output.example + output.rows.length]
 
-    def program_of(self, step: Step) -> Program[int]:
+    def program_of(self, step: Step) -> Program:
         """Return the calls that a step makes, of operations by number."""
         number = step.operation - len(self.signatures)
         if number >= 0:
@@ -136,7 +136,7 @@ class Steps(MovablePlan):
         return self._programs_of_one_call[step.operation]
 
     @cached_property
-    def _programs_of_one_call(self) -> list[Program[int]]:
+    def _programs_of_one_call(self) -> list[Program]:
         return [
             program_of_call(number, len(signature.inputs), len(signature.outputs))
             for number, signature in enumerate(self.signatures)
@@ -203,7 +203,7 @@ class Steps(MovablePlan):
         )
 
     def _depths(
-        self, program: Program[int], size: int, operands: Sequence[np.ndarray]
+        self, program: Program, size: int, operands: Sequence[np.ndarray]
     ) -> list[np.ndarray]:
         """Return the depth of each value of a program."""
         depths = list(operands)

@@ -187,7 +187,7 @@ class MoleculeDataset(ColumnsDataset):
             targets = np.array([each.y for each in molecules], dtype=np.float64)
             targets = targets.reshape(len(molecules), len(self.target_names))
             if self.kind_of_targets != "regression":
-                num_classes = 2 if self.kind_of_targets == "binary" else math.inf
+                num_classes = 2 if self.kind_of_targets == "binary" else None
                 smiles = [each.smiles or "" for each in molecules]
                 owner = type(self).__name__
                 check_labels(owner, targets, num_classes, smiles, self.target_names)
@@ -288,18 +288,19 @@ def _attempted(work: Callable[..., Any], record: RawMolecule, *arguments: Any) -
 def check_labels(
     owner: str,
     targets: Float[np.ndarray, "molecule target"],
-    num_classes: float,
+    num_classes: int | None,
     smiles: Sequence[str],
     names: Sequence[str],
 ) -> None:
     """Raise an error for labels that are not classes, whole numbers from 0; NaN is none."""
-    is_class = (targets >= 0) & (targets < num_classes) & (targets == np.floor(targets))
+    limit = math.inf if num_classes is None else num_classes
+    is_class = (targets >= 0) & (targets < limit) & (targets == np.floor(targets))
     wrong = np.argwhere(~is_class & ~np.isnan(targets))
     if not len(wrong):
         return
     row, target = wrong[0]
     problem = f"{owner}: a label is out of range"
-    highest = "" if num_classes == math.inf else f" to {num_classes - 1}"
+    highest = "" if num_classes is None else f" to {num_classes - 1}"
     hint = (
         "kind: regression for values, kind: multiclass for more classes, "
         "table.missing for a number that stands for none"
