@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from pyg_dynbatch.core.levels import Levels, schedule_structure
 from pyg_dynbatch.core.native import NATIVE_SWITCH, extension
 from pyg_dynbatch.core.structure import slots_of
+from pyg_dynbatch.nn import NaryTreeLSTM
 from tests.strategies import Dag, structures, trees
 
 EDGES = torch.tensor([[0, 1, 2], [2, 2, 3]])
@@ -154,3 +155,24 @@ def test_edges_that_are_not_contiguous_are_scheduled_in_c() -> None:
     wanted = schedule_structure(edges.contiguous(), 3, has_input=has_input.contiguous())
     assert torch.equal(found.index, wanted.index)
     assert found.level_sizes == wanted.level_sizes
+
+
+CHANGES: dict[str, Any] = {
+    "in place": lambda rows: rows.fill_(2**40),
+    "through .data": lambda rows: rows.data.fill_(2**40),
+    "through NumPy": lambda rows: rows.numpy().fill(2**40),
+}
+
+
+@pytest.mark.parametrize("mode", [torch.enable_grad, torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize("change", CHANGES)
+def test_changed_levels_are_refused_however_they_were_changed(change: str, mode: Any) -> None:
+    layer = NaryTreeLSTM(4, 8)
+    x = torch.randn(3, 4)
+    edge_index = torch.tensor([[0, 1], [2, 2]])
+    with mode():
+        levels = schedule_structure(edge_index, 3, arity=2)
+        layer(x, edge_index, levels)
+        CHANGES[change](levels.children)
+        with pytest.raises(ValueError, match="do not fit each other"):
+            layer(x, edge_index, levels)

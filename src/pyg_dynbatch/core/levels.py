@@ -102,9 +102,10 @@ class Levels(MovablePlan):
         """Raise a ValueError if a number is out of bounds: kernels trust the row numbers.
 
         Levels that were unpickled or made by hand are checked when they are first used, and again
-        after a change of ``index`` in place.
+        after a change of ``index``, which on a CPU its checksum tells.
         """
-        if vars(self).get("_checked") == self._version:
+        # Fake tensors have no values to check.
+        if is_in_torch_dispatch_mode() or vars(self).get("_checked") == self._state:
             return
         if not (_has_valid_sizes(self) and _has_valid_rows(self)):
             problem = "Levels: the fields do not fit each other"
@@ -113,12 +114,14 @@ class Levels(MovablePlan):
         self._trust()
 
     @property
-    def _version(self) -> tuple[int, int | None]:
-        changes = None if self.index.is_inference() else self.index._version
-        return id(self.index), changes
+    def _state(self) -> tuple[int, int | None]:
+        if self.index.is_cpu and type(self.index) is Tensor:
+            # Torch counts no changes through NumPy or .data, and none in inference mode.
+            return id(self.index), checksum(self.index)
+        return id(self.index), None if self.index.is_inference() else self.index._version
 
     def _trust(self) -> "Levels":
-        vars(self)["_checked"] = self._version
+        vars(self)["_checked"] = self._state
         return self
 
     def stats(self) -> ScheduleStats:
