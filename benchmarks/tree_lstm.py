@@ -87,6 +87,8 @@ class Weights(NamedTuple):
 class Leaf(nn.Module):
     """Compute the states of words with the weights of a Tree-LSTM cell."""
 
+    random = False
+
     def __init__(self, cell: NaryTreeLSTMCell, product: Product = linear) -> None:
         super().__init__()
         self.cell, self.product = cell, product

@@ -38,6 +38,8 @@ def read_tree(line: str) -> list:
 class BinaryTreeLSTM(nn.Module):
     """Compute the state of a node from its word and the states of its two children."""
 
+    random = False  # it draws no random numbers, so equal leaves are computed once
+
     def __init__(self, width_in: int, width: int) -> None:
         super().__init__()
         self.gates = nn.Linear(width_in + 2 * width, 5 * width)

@@ -61,6 +61,8 @@ def refuses(call: Callable[[], object], words: str) -> None:
 class Mix(nn.Module):
     """An operation of two vectors with parameters of its own."""
 
+    random = False
+
     def __init__(self, width: int = 3) -> None:
         super().__init__()
         self.left, self.right = nn.Linear(width, width), nn.Linear(width, width, bias=False)

@@ -2,12 +2,15 @@ import copy
 import pickle
 import random
 from functools import partial
+from types import MethodType
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import parametrize
 
+from pyg_dynbatch import blocks as td
 from pyg_dynbatch.core import (
     Engine,
     Operation,
@@ -67,29 +70,105 @@ def test_operation_calls_its_module() -> None:
     assert Operation(signature, lambda x: 2 * x)(torch.tensor([1.0, 2.0])).tolist() == [2.0, 4.0]
 
 
+class Declared(nn.Module):
+    """Declares that it draws none."""
+
+    random = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(2, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(x).tanh()
+
+
+def own_forward(self: nn.Module, x: Tensor) -> Tensor:
+    return torch.rand_like(x)
+
+
+def with_own_forward() -> nn.Module:
+    linear = nn.Linear(2, 2)
+    linear.forward = MethodType(own_forward, linear)
+    return linear
+
+
+def with_hook() -> nn.Module:
+    linear = nn.Linear(2, 2)
+    linear.register_forward_hook(lambda module, args, result: torch.rand_like(result))
+    return linear
+
+
+def with_parametrization() -> nn.Module:
+    return parametrize.register_parametrization(nn.Linear(2, 2), "weight", OwnLayer())
+
+
+class OwnLayer(nn.Linear):
+    """Declares nothing."""
+
+    def __init__(self) -> None:
+        super().__init__(2, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x
+
+
 @pytest.mark.parametrize(
     ("module", "draws"),
     [
         (nn.Linear(2, 2), False),
+        (nn.Linear(2, 2).forward, False),
         (nn.Dropout(0.5), True),
         (nn.Dropout(0.0), True),
         (nn.Sequential(nn.Linear(2, 2), nn.AlphaDropout(0.1)), True),
         (nn.RReLU(), True),
+        (nn.FractionalMaxPool2d(2, output_size=1), True),
         (nn.MultiheadAttention(2, 1, dropout=0.1), True),
         (nn.MultiheadAttention(2, 1), False),
-        (torch.add, False),
+        (nn.TransformerEncoderLayer(2, 1), True),
         (NaryTreeLSTMCell(3, 3, 2, recurrent_dropout=0.5), True),
         (NaryTreeLSTMCell(3, 3, 2), False),
+        (td.FC(2), False),
+        (td.FC(2, activation=torch.rand_like), True),
+        (td.FC(2, activation=lambda x: x), None),
+        (td.FC(2, input_keep_prob=0.5), True),
+        (td.Embedding(3, 2), False),
+        (td.ScopedLayer(nn.LSTMCell(2, 2)), False),
+        (td.ScopedLayer(own_forward), None),
         (nn.Sequential(Noise()), True),
         (Noise().forward, True),
+        (Declared(), False),
+        (Declared().forward, False),
+        (nn.Sequential(Declared(), nn.Dropout(0.5)), True),
+        (OwnLayer(), None),
+        (nn.Sequential(Declared(), OwnLayer()), None),
+        (OwnLayer().forward, None),
+        (MethodType(own_forward, nn.Linear(2, 2)), None),
+        (with_own_forward(), None),
+        (with_hook(), None),
+        (with_parametrization(), None),
         (partial(nn.Dropout(0.5), inplace=False), True),
-        (nn.Linear(2, 2).forward, False),
+        (partial(nn.Linear(2, 2)), None),
+        (torch.add, False),
+        (torch.softmax, False),
+        (torch.dropout, True),
+        (torch.bernoulli, True),
+        (nn.functional.dropout, None),
+        (lambda x: x, None),
     ],
 )
-def test_dropout_is_found(module: object, draws: bool) -> None:
-    assert bool(draws_random_numbers(module)) is draws
+def test_what_draws_random_numbers_is_known(module: Any, draws: bool | None) -> None:
+    assert draws_random_numbers(module) is draws
     inputs = [VECTOR]
-    assert Operations().add(module, inputs, inputs, random=not draws).random is not draws
+    assert Operations().add(module, inputs, inputs, name="call").random is (draws is not False)
+    declared = Operations().add(module, inputs, inputs, name="call", random=not draws)
+    assert declared.random is not draws
+
+
+def test_modules_without_arguments_draw_only_if_that_is_known() -> None:
+    assert not Operations().add(lambda: torch.zeros(1, 3), [], [VECTOR], name="start").random
+    with pytest.raises(ValueError, match="random, but without an argument"):
+        Operations().add(nn.Dropout(0.5), [], [VECTOR])
 
 
 class DropsState(nn.Module):
@@ -106,22 +185,20 @@ def reads_a_value(x: Tensor) -> Tensor:
     return x + torch.randn_like(x) if x.max() < 1e9 else x
 
 
-DRAWING: list[tuple[Any, list[Any], bool]] = [
-    (lambda rows: nn.functional.dropout(rows.sum(), 0.5), [Ragged(VECTOR)], True),
-    (lambda rows: rows.sum(), [Ragged(VECTOR)], False),
-    (DropsState(), [VECTOR, (VECTOR,)], True),
-    (lambda x, state: x + state[0], [VECTOR, (VECTOR,)], False),
-    (DrawsWhenEvaluated(), [VECTOR], True),
-    (reads_a_value, [VECTOR], True),
-    (lambda x: x + random.random(), [VECTOR], True),
-    (lambda x: torch.distributions.Normal(x, 1.0).sample(), [VECTOR], True),
-    (lambda x: x.no_such_method(), [VECTOR], True),  # nothing is known of it
-]
-
-
-@pytest.mark.parametrize(("module", "inputs", "draws"), DRAWING)
-def test_calls_that_draw_are_not_merged(module: Any, inputs: list[Any], draws: bool) -> None:
-    assert Operations().add(module, inputs, [VECTOR], name="call").random is draws
+@pytest.mark.parametrize(
+    ("module", "inputs"),
+    [
+        (lambda rows: nn.functional.dropout(rows.sum(), 0.5), [Ragged(VECTOR)]),
+        (DropsState(), [VECTOR, (VECTOR,)]),
+        (DrawsWhenEvaluated(), [VECTOR]),
+        (reads_a_value, [VECTOR]),
+        (lambda x: x + random.random(), [VECTOR]),
+        (lambda x: torch.distributions.Normal(x, 1.0).sample(), [VECTOR]),
+        (lambda x: x.no_such_method(), [VECTOR]),
+    ],
+)
+def test_calls_that_draw_are_not_merged(module: Any, inputs: list[Any]) -> None:
+    assert Operations().add(module, inputs, [VECTOR], name="call").random
 
 
 def test_one_module_has_one_signature_an_input_type() -> None:

@@ -1,27 +1,18 @@
 """Bind modules to the types of their rows, under names by which calls are batched."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain, count, islice
+from itertools import chain, count
 from types import MethodType
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from pyg_dynbatch.core.errors import mismatch
-from pyg_dynbatch.core.row_law import draws_random_numbers
-from pyg_dynbatch.core.shadow import (
-    draw_rows,
-    draws_on_host,
-    module_of,
-    set_mode,
-    shadow,
-    tensors_of,
-    undisturbed,
-)
-from pyg_dynbatch.core.types import RaggedRows, RowType, TensorType, describe, parts_of
+from pyg_dynbatch.core.modules import module_of
+from pyg_dynbatch.core.types import RowType, TensorType, describe
 
 
 @dataclass(frozen=True)
@@ -57,8 +48,8 @@ class Signature:
         inputs: Type of each argument; ``Ragged`` for any number of rows. Without arguments, the
             module is called once per batch and returns one row (a learned start state).
         outputs: Type of each result.
-        random: Whether every call draws its own random numbers (dropout), so that equal calls on
-            equal constants are not merged.
+        random: Whether a call may draw random numbers (dropout), so that equal calls on equal
+            constants are not merged.
 
     Example:
         >>> add = Signature("add", (TensorType((3,)), TensorType((3,))), (TensorType((3,)),))
@@ -169,52 +160,74 @@ def _identity(module: Callable[..., Any]) -> Any:
     return (id(module.__self__), module.__func__) if isinstance(module, MethodType) else id(module)
 
 
-def _draws_random_numbers(module: Callable[..., Any], inputs: Sequence[RowType | Ragged]) -> bool:
-    """Return whether calls of a module draw random numbers, or may do so."""
-    if draws_random_numbers(module):
+# Layers of torch that draw random numbers, even with a probability of zero: it may be raised later.
+_DRAWING_LAYERS = (
+    nn.modules.dropout._DropoutNd,
+    nn.RReLU,
+    nn.FractionalMaxPool2d,
+    nn.FractionalMaxPool3d,
+)
+
+
+def draws_random_numbers(called: object) -> bool | None:
+    """Return whether a call draws random numbers, or None if that is not known; nothing is run.
+
+    Known to draw none are functions of torch in C, modules made of layers of torch and of this
+    library without dropout, and what has an attribute ``random = False``.
+
+    Example:
+        >>> draws_random_numbers(torch.add), draws_random_numbers(torch.rand_like)
+        (False, True)
+        >>> print(draws_random_numbers(lambda rows: rows + 1))
+        None
+    """
+    if isinstance(called, partial):
+        # Bound arguments may say that it draws, never that it does not.
+        return draws_random_numbers(called.func) or None
+    if isinstance(called, MethodType) and isinstance(called.__self__, nn.Module):
+        in_class = getattr(type(called.__self__), called.__name__, None)
+        draws = draws_random_numbers(called.__self__)
+        return draws if in_class is called.__func__ else draws or None
+    if isinstance(called, nn.Module):
+        return _any_draws(_draws_itself(part) for part in called.modules())
+    declared = getattr(called, "random", None)
+    return declared if isinstance(declared, bool) else _function_draws(called)
+
+
+def _any_draws(answers: Iterable[bool | None]) -> bool | None:
+    distinct = set(answers)
+    if True in distinct:
         return True
-    if not inputs:
-        return False  # called once per batch
-    like = next(tensors_of(module_of(module)), torch.empty(0))
-    copied = shadow(module)
-    draws = False
+    return None if None in distinct else False
 
-    def run(rows: Sequence[Tensor]) -> None:
-        nonlocal draws
-        for training in (True, False):
-            before = _state_of_generator(like.device)
-            call = partial(set_mode(copied, training), *_arguments_of(inputs, rows))
-            draws |= draws_on_host(call)
-            draws |= not torch.equal(before, _state_of_generator(like.device))
 
-    types = [part for argument in inputs for part in parts_of(row_type_of(argument))]
-    with undisturbed(like.device), torch.no_grad():
-        try:
-            draw_rows(run, types, like.device)
-        except Exception:  # noqa: BLE001 - calls that are not merged are right in any case
+def _draws_itself(part: nn.Module) -> bool | None:
+    """Return whether a module draws random numbers by itself, apart from its parts."""
+    declared = getattr(part, "random", None)
+    if isinstance(declared, bool):
+        return declared
+    if isinstance(part, _DRAWING_LAYERS):
+        return True
+    for name in ("dropout", "recurrent_dropout"):
+        probability = getattr(part, name, None)
+        if isinstance(probability, int | float) and probability > 0:
             return True
-    return draws
+    if not type(part).__module__.startswith(("torch.nn.", "pyg_dynbatch.")):
+        return None
+    if not is_unchanged(part):
+        return None
+    held = filter(callable, vars(part).values())  # such as an activation
+    return _any_draws(map(_function_draws, held))
 
 
-def _state_of_generator(device: torch.device) -> Tensor:
-    if device.type == "cuda":
-        return torch.cuda.get_rng_state(device)
-    return torch.random.get_rng_state()
-
-
-def _arguments_of(inputs: Sequence[RowType | Ragged], rows: Sequence[Tensor]) -> list[Any]:
-    """Return rows as a module takes them, one per call for ragged arguments, too."""
-    rest = iter(rows)
-    arguments = list[Any]()
-    for expected in inputs:
-        row_type = row_type_of(expected)
-        own = tuple(islice(rest, len(parts_of(row_type))))
-        argument: Any = own if isinstance(row_type, tuple) else own[0]
-        if isinstance(expected, Ragged):
-            size = own[0].size(0)
-            argument = RaggedRows(argument, torch.arange(size, device=own[0].device), size)
-        arguments.append(argument)
-    return arguments
+def _function_draws(function: object) -> bool | None:
+    """Return whether an operator of torch draws random numbers; None if it is something else."""
+    name = getattr(function, "__name__", "")
+    operator = getattr(torch.ops.aten, name, None)
+    if getattr(torch, name, None) is not function or operator is None:
+        return None
+    overloads = [getattr(operator, overload) for overload in operator.overloads()]
+    return any(torch.Tag.nondeterministic_seeded in each.tags for each in overloads)
 
 
 # Prefix that separates operations called "double" or "train" from the methods of nn.Module.
@@ -258,8 +271,10 @@ class Operations(nn.Module):
             inputs: Type of each argument.
             outputs: Type of each result.
             name: Name in messages and pictures; by default that of the class.
-            random: Whether each call draws random numbers; by default that is found by calling a
-                copy of the module, and true where it cannot be called on drawn rows.
+            random: Whether each call draws random numbers, so that equal calls are not merged.
+                By default true, unless this is a function of torch that draws none, or made of
+                layers of torch and of this library without dropout. An attribute
+                ``random = False`` says so of a module of your own.
 
         Returns:
             The signature that recordings call.
@@ -286,8 +301,11 @@ class Operations(nn.Module):
             taken = ", ".join(signature.name for signature in self.signatures)
             expected = f"a name without a full stop, none of: {taken}"
             raise mismatch(ValueError, problem, expected, name)
-        draws = _draws_random_numbers(module, inputs) if random is None else random
-        signature = Signature(name, tuple(inputs), tuple(outputs), draws)
+        if random is None:
+            draws = draws_random_numbers(module)
+            # Without an argument, it is called once per batch, and there is nothing to merge.
+            random = draws is not False if inputs else draws is True
+        signature = Signature(name, tuple(inputs), tuple(outputs), random)
         self._by_name[_KEY + name] = Operation(signature, module)
         self._added[key] = signature
         return signature

@@ -7,7 +7,6 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from itertools import chain
 from threading import RLock
 from types import FrameType, MethodType
 from typing import Any
@@ -17,31 +16,13 @@ import torch
 from torch import Tensor, nn
 
 from pyg_dynbatch.core.listing import ChangesArgument, ChangesState, NeedsPython, Tensors
+from pyg_dynbatch.core.modules import module_of as module_of
+from pyg_dynbatch.core.modules import set_mode as set_mode
+from pyg_dynbatch.core.modules import tensors_of as tensors_of
 from pyg_dynbatch.core.types import TensorType, has_gradient
 
 LOCK = RLock()
 """Held while random numbers are drawn for a check and the user's state is restored afterwards."""
-
-
-def module_of(called: object) -> nn.Module | None:
-    """Return the module of a callable: itself, or that of a method or a ``partial``; else None."""
-    while isinstance(called, partial):
-        called = called.func
-    owner = called if isinstance(called, nn.Module) else getattr(called, "__self__", None)
-    return owner if isinstance(owner, nn.Module) else None
-
-
-def tensors_of(owner: nn.Module | None) -> Iterator[Tensor]:
-    """List the parameters and buffers of a module."""
-    return iter(()) if owner is None else chain(owner.parameters(), owner.buffers())
-
-
-def set_mode(called: Any, training: bool) -> Any:
-    """Set the module of a function to training or evaluation mode; return the function."""
-    if (owner := module_of(called)) is not None:
-        for part in owner.modules():
-            part.training = training
-    return called
 
 
 def shadow(called: Any, fresh: bool = False) -> Any:
