@@ -26,10 +26,10 @@ from pyg_dynbatch.blocks.types import (
     repeated,
 )
 from pyg_dynbatch.core.engine import Engine
+from pyg_dynbatch.core.modules import copy_of, set_mode
 from pyg_dynbatch.core.operation import Operations
 from pyg_dynbatch.core.policy import Policy
 from pyg_dynbatch.core.scheduling import schedule_recordings
-from pyg_dynbatch.core.shadow import set_mode, shadow
 from pyg_dynbatch.core.steps import Steps
 
 
@@ -203,7 +203,7 @@ def _evaluate(block: Block, inp: Any, *, tolist: bool = False, inputs: Any = Non
     parameter = next(operations.parameters(), None)
     engine = Engine(operations).to("cpu" if parameter is None else parameter.device)
     steps = schedule_recordings([recording]).to(engine.device)
-    rows: dict[str, Any] = set_mode(shadow(engine), False)(steps, inputs)
+    rows: dict[str, Any] = set_mode(copy_of(engine), False)(steps, inputs)
     if tolist:
         rows = {name: tensor.tolist() for name, tensor in rows.items()}
     kind = block._known("output")

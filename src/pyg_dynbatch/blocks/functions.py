@@ -2,34 +2,19 @@
 
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
-from functools import partial
-from operator import itemgetter
 from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
-from torch.utils._pytree import tree_map_only
 
 from pyg_dynbatch.blocks.block import Block, conversion
 from pyg_dynbatch.blocks.code import Code, flattened, packed
 from pyg_dynbatch.blocks.layers import type_of_rows
 from pyg_dynbatch.blocks.types import IOBase, ResultType, SequenceType, TensorType, TupleType
-from pyg_dynbatch.core import row_law
 from pyg_dynbatch.core.errors import mismatch_text
-from pyg_dynbatch.core.listing import ChangesArgument, ChangesState, Listing, NeedsPython, listed
-from pyg_dynbatch.core.operation import Ragged, row_type_of
-from pyg_dynbatch.core.shadow import (
-    draw,
-    draws_on_host,
-    make_extreme,
-    module_of,
-    set_mode,
-    shadow,
-    tensors_of,
-    undisturbed,
-)
+from pyg_dynbatch.core.modules import batch_norm_in, copy_of, module_of, set_mode, tensors_of
+from pyg_dynbatch.core.operation import Ragged, draws_random_numbers, row_type_of
 from pyg_dynbatch.core.types import RaggedRows, has_gradient
 
 
@@ -57,7 +42,7 @@ def infer_output_type(block: Block, called: Callable[..., Any], input_type: Any)
             try:
                 if any(map(is_lazy, tensors_of(owner))):
                     NestedCall(called, input_type).nested(*zeros)  # which gives it parameters
-                copied = set_mode(shadow(called), False)
+                copied = set_mode(copy_of(called), False)
                 found.append(NestedCall(copied, input_type).nested(*zeros))
             except Exception as error:
                 _fail_to_infer(block, input_type, f"{type(error).__name__}: {error}")
@@ -102,159 +87,113 @@ def _problem_with(two: Any, three: Any) -> str:
     return "" if is_equal else f"rows of {list(two.shape[1:])} and of {list(three.shape[1:])}"
 
 
-def judge_rows(block: Block, called: Callable[..., Any], input_type: ResultType) -> bool:
-    """Raise an error if a function mixes rows; return whether it draws random numbers."""
-    owner, random = module_of(called), row_law.draws_random_numbers(called)
-    device = next(owner.parameters(), torch.empty(0)).device if owner else torch.device("cpu")
-    failed: list[Exception] = []
-    with undisturbed(device):
-        for training in (True, False) if owner else (False,):
+_MIXES = "its function mixes the rows of a batch"
 
-            def function(fresh: bool, single: bool = False, training: bool = training) -> nn.Module:
-                copied = set_mode(shadow(called, fresh), training)
-                whole = NestedCall(copied, input_type)
-                return whole.float() if single else whole
 
-            if got := row_law.normalizes_over_rows(function(False)):
-                block._fail(row_law.NORMALIZES, got=got, hint=row_law.OTHER_NORMS)
+def check_rows(block: Block, called: Callable[..., Any], input_type: ResultType) -> None:
+    """Raise an error if a function mixes rows: it is tried on three, in evaluation mode.
+
+    A function that draws random numbers in this mode is not tried.
+    """
+    if norm := batch_norm_in(called):
+        what = "normalizes over the batch, so its rows are not independent"
+        block._fail(what, got=norm, hint="nn.LayerNorm or nn.GroupNorm")
+    tried = _ThreeCalls(set_mode(copy_of(called), False), input_type)
+    devices = [tried.device] if tried.device.type == "cuda" else []
+    with torch.no_grad(), torch.random.fork_rng(devices):
+        try:
+            together = tried.run_together()
+            again = tried.run_together()
+        except Exception as error:  # noqa: BLE001 - part of the warning
+            _warn_of_error(block, error)
+            return
+        if not all(map(_are_close, together, again)):
+            return  # it draws random numbers
+        expected = "a function of each row by itself"
+        hint = "dim=-1 in place of dim=0; nn.LayerNorm in place of nn.BatchNorm1d"
+        for number in range(3):
             try:
-                given = input_type, device, random and training, failed
-                draws, is_right = _judge(function, *given)
-                if failed and owner:  # perhaps converted to double precision since it got a type
-                    failed.clear()
-                    draws, is_right = _judge(partial(function, single=True), *given)
-            except NeedsPython as error:
-                expected = "functions of torch that return tensors"
-                hint = "torch.where(condition, a, b) or torch.rand; td.OneOf to decide by the input"
-                does = str(error).removeprefix("it ") or "reads values of its rows"
-                block._fail(f"its function {does}", expected, hint=hint)
-            except ChangesState:
-                expected = "the same result every time"
-                hint = "keep no state between calls; weight_norm in place of spectral_norm"
-                block._fail("its function changes its state when it is called", expected, hint=hint)
-            random |= draws
-            if not is_right:
-                expected = "a function of each row by itself"
-                got = f"an error for one row, not for three: {failed[0]}" if failed else ""
-                hint = "dim=-1 in place of dim=0; nn.LayerNorm in place of nn.BatchNorm1d"
-                block._fail("its function mixes the rows of a batch", expected, got, hint=hint)
-    if failed:
-        what = "Function: whether rows depend on each other cannot be checked"
-        expected, got = "a function of each row by itself", f"an error on random rows: {failed[0]}"
-        text = mismatch_text(what, expected, got, where=f"block {block._path()}")
-        warnings.warn(text, stacklevel=2)
-    return random
+                alone = tried.run_alone(number)
+            except Exception as error:  # noqa: BLE001 - part of the message
+                got = f"an error for one row, not for three: {error}"
+                block._fail(_MIXES, expected, got, hint=hint)
+            rows = [each[number : number + 1] if each.dim() else each for each in together]
+            if not all(map(_are_close, rows, alone)):
+                got = "other results for three rows than for each of them"
+                block._fail(_MIXES, expected, got, hint=hint)
+
+
+def _warn_of_error(block: Block, error: Exception) -> None:
+    what = "Function: whether rows depend on each other cannot be checked"
+    expected, got = "a function of each row by itself", f"an error on random rows: {error}"
+    text = mismatch_text(what, expected, got, where=f"block {block._path()}")
+    warnings.warn(text, stacklevel=2)
 
 
 class _ThreeCalls:
-    """Run a function on random rows of some of three calls; ragged arguments have several each."""
+    """Run a function on random rows of three calls, of one of them, or of all together.
 
-    def __init__(self, function: Callable[..., Any], kinds: list[Any], device: Any) -> None:
-        self.kinds = kinds
-        self.is_ragged = any(isinstance(kind, Ragged) for kind in kinds)
-        self.lengths = (2, 1, 3) if self.is_ragged else (1, 1, 1)
-        self.function, self.device = function, device
+    Ragged arguments have several rows per call.
+    """
 
-    def draw(self, attempt: int, most: int) -> list[list[Tensor]]:
-        """Draw the rows of each call for each argument; integers can be small indices."""
-        values = []
+    def __init__(self, called: Callable[..., Any], input_type: ResultType) -> None:
+        self.function = NestedCall(called, input_type)
+        self.kinds = tensors_in(input_type)
+        is_ragged = any(isinstance(kind, Ragged) for kind in self.kinds)
+        self.lengths = (2, 1, 3) if is_ragged else (1, 1, 1)
+        like = next(self.function.parameters(), torch.empty(0, dtype=torch.float32))
+        self.device = like.device
+        # That of the model, for which float32 stands in types; it may have been converted.
+        self.precision = like.dtype
+        self.rows = self._draw(2)
+
+    def _draw(self, num_integers: int) -> list[list[Tensor]]:
+        """Draw the rows of each call for each argument; integers may be indices."""
+        generator = torch.Generator().manual_seed(0)
+        drawn = []
         for kind in self.kinds:
             row: Any = row_type_of(kind)
             lengths = self.lengths if isinstance(kind, Ragged) else (1, 1, 1)
-            number = attempt if has_gradient(row.dtype) else 1
-            drawn = [draw((n, *row.shape), row.dtype, self.device, number, most) for n in lengths]
-            values.append(drawn)
-        return values
+            shapes = [(length, *row.shape) for length in lengths]
+            if has_gradient(row.dtype):
+                rows = [torch.randn(shape, generator=generator) for shape in shapes]
+            else:
+                rows = [torch.randint(num_integers, shape, generator=generator) for shape in shapes]
+            dtype = self.precision if row.dtype == torch.float32 else row.dtype
+            drawn.append([each.to(self.device, dtype) for each in rows])
+        return drawn
 
-    def __call__(self, values: list[list[Tensor]], calls: Sequence[int] = (0, 1, 2)) -> Any:
-        """Run the function on the rows of some calls."""
-        rows = [torch.cat([value[n] for n in calls]) for value in values]
-        lengths = [self.lengths[n] for n in calls]
-        pairs = zip(self.kinds, rows, strict=True)
-        return self.function(*(_argument(kind, row, lengths) for kind, row in pairs))
-
-
-# The distribution of rows, by what a call is multiplied, and the bound of integers, which can be
-# indices of a small table. The rows of one call are beyond all numbers with which the function may
-# compare them, first by far, then by so little that a result of one more is seen: the last call,
-# since running sums lose the digits of what follows huge rows.
-_DRAWS = (0, 0.0, 3), (3, 0.0, 3), (0, 1e4, 2), (0, -1e4, 1), (0, 3.0, 1), (0, -3.0, 1), (0, 0.0, 1)
-
-
-def _judge(
-    make: Any, input_type: ResultType, device: torch.device, draws: bool, failed: list[Exception]
-) -> tuple[bool, bool]:
-    """Return whether a function draws random numbers, and whether it obeys the row law."""
-    # With parameters drawn anew.
-    run, errors, scale = _ThreeCalls(make(True), tensors_in(input_type), device), [], 0.0
-    for attempt, factor, most in _DRAWS:
-        values, others = run.draw(attempt, most), run.draw(attempt, most)
-        for value in values if scale else ():
-            if has_gradient(value[-1].dtype):
-                value[-1].copy_(1 + value[-1].abs())
-            make_extreme(value[-1], factor * scale)
+    def run_together(self) -> list[Tensor]:
+        """Return the results of all calls; integers become zeros if others are out of range."""
         try:
-            whole = run(values)
-        except Exception as error:  # noqa: BLE001 - part of the warning
-            errors.append(error)
-            continue
-        try:
-            ones = [run(values, [n]) for n in range(3)]
-        except Exception as error:  # noqa: BLE001 - part of the message
-            failed.append(error)
-            return draws, False
-        if not scale:
-            if draws_on_host(partial(run, values)):
-                raise NeedsPython("it draws numbers of Python or NumPy, or seeds a generator")
-            with suppress(Exception), Listing([]) as listing:  # it may read values
-                run(values)
-            scale = row_law.largest(listing.calls)
-            if not run.is_ragged:
-                draws, verdict = _judge_by_listing(make, run, values, draws)
-                if verdict is not None:
-                    return draws, verdict
-        draws |= not row_law.agree(whole, run(values))
-        parts = [tree_map_only(Tensor, itemgetter(slice(n, n + 1)), whole) for n in range(3)]
-        if not (_is_independent(run, values, others) if draws else row_law.agree(ones, parts)):
-            return draws, False
-    failed += errors[:1] if len(errors) == len(_DRAWS) else []
-    return draws, True
+            return self._run((0, 1, 2))
+        except IndexError:
+            self.rows = self._draw(1)
+            return self._run((0, 1, 2))
+
+    def run_alone(self, number: int) -> list[Tensor]:
+        """Return the results of one call."""
+        return self._run((number,))
+
+    def _run(self, calls: Sequence[int]) -> list[Tensor]:
+        lengths = [self.lengths[number] for number in calls]
+        arguments = []
+        for kind, rows in zip(self.kinds, self.rows, strict=True):
+            stacked = torch.cat([rows[number] for number in calls])
+            arguments.append(_argument(kind, stacked, lengths))
+        # Results of a wrong type are refused when they are used.
+        results = flattened(self.function(*arguments))
+        return [each for each in results if isinstance(each, Tensor)]
 
 
-def _judge_by_listing(
-    make: Any, run: _ThreeCalls, values: list[list[Tensor]], draws: bool
-) -> tuple[bool, bool | None]:
-    """Judge a function of plain rows by the functions of torch that it calls; None if it draws."""
-    rows, function, verdict = [torch.cat(value) for value in values], make(False), None
-    try:
-        draws |= any(call.random for call in listed(function, rows)[0].calls)
-        verdict = row_law.judge(function, rows, batched=True)
-    except ChangesArgument:
-        return draws, True  # refused when it is run
-    except NeedsPython:
-        if not draws:  # else it may read what it draws
-            raise
-    if verdict is None and not draws:
-        operands = [row_law.Operand(kind.shape, kind.dtype, True) for kind in run.kinds]
-        check = row_law.Check(operands, run.device, batched=True, in_python=True)
-        fresh = row_law.flat(run.function)
-        verdict = row_law.obeys(fresh, fresh, 3, check) != []
-    return draws, verdict
-
-
-def _is_independent(run: _ThreeCalls, values: list[Any], others: list[Any]) -> bool:
-    """Return whether, with the same random numbers, no call depends on the first or the last."""
-    for changed, kept in ((0, 2), (2, 0)):
-        mixed = [list(column) for column in values]
-        for column, other in zip(mixed, others, strict=True):
-            column[changed] = other[changed]
-        found = []
-        for given in (values, mixed):
-            torch.manual_seed(0)
-            found.append(tree_map_only(Tensor, itemgetter([kept]), run(given)))
-        if not row_law.agree(*found):
-            return False
-    return True
+def _are_close(a: Tensor, b: Tensor) -> bool:
+    """Return whether results are equal up to rounding: products may add up in another order."""
+    if a.shape != b.shape or not has_gradient(a.dtype):
+        return torch.equal(a, b)
+    tolerance = torch.finfo(a.dtype).eps ** 0.5
+    finite = b.abs().nan_to_num(0, 0, 0)
+    largest = max(1.0, float(finite.max())) if finite.numel() else 1.0
+    return torch.allclose(a, b, rtol=tolerance, atol=tolerance * largest, equal_nan=True)
 
 
 class NestedCall(nn.Module):
@@ -295,7 +234,7 @@ def emit_call(
     value: Any,
     *,
     name: str | None = None,
-    random: bool | None = False,
+    random: bool = False,
 ) -> Any:
     """Write a call of a function, and return its output value."""
     plain = isinstance(input_type, TensorType) and isinstance(output_type, TensorType)
@@ -341,6 +280,8 @@ def _check_input(block: Block, input_type: ResultType, *, sequences: bool = Fals
 class Function(Block):
     """Call a batched function on tensors; only functions compute on the device.
 
+    A Function takes stacked rows and must treat each by itself; it is tried on three rows.
+
     Args:
         tf_fn: A function or module on batched tensors, one row per example. It takes a tensor, or
             the items of a tuple as separate arguments, and returns a tensor or a tuple of tensors.
@@ -349,7 +290,8 @@ class Function(Block):
 
     Raises:
         TypeError: If it cannot be called; and, as soon as types are known, if the input holds
-            anything but tensors, or the result is not a tensor, has no batch axis or a fixed one.
+            anything but tensors, or the result is not a tensor, has no batch axis or a fixed one;
+            and, when it is first compiled, if it mixes rows or has a batch normalization.
 
     Example:
         >>> import torch
@@ -367,7 +309,7 @@ class Function(Block):
         super().__init__(name=name)
         self._check_callable("tf_fn", tf_fn, "a function or module on batched tensors")
         self.tf_fn, self._infers = tf_fn, infer_output_type
-        self._draws: bool | None = None  # random numbers; found out when it is compiled
+        self._is_checked = False
         # A layer has an input and an output type, too.
         self._layer = tf_fn if isinstance(tf_fn, IOBase) else None
         if self._layer is not None:
@@ -389,11 +331,12 @@ class Function(Block):
 
     def _emit(self, code: Code, value: Any) -> Any:
         types = self._known("input"), self._known("output")
-        if self._draws is None:
-            self._draws = judge_rows(self, self.tf_fn, types[0])
+        if not self._is_checked:
+            check_rows(self, self.tf_fn, types[0])
+            self._is_checked = True
         if size := getattr(self._layer, "index_size", None):
             code.bound_data(value, size)
-        random = self._draws or None  # also if an attribute says so
+        random = draws_random_numbers(self.tf_fn) is not False
         return emit_call(code, self.tf_fn, *types, value, name=self.name, random=random)
 
 
