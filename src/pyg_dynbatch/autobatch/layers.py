@@ -1,0 +1,417 @@
+"""The table of layers: modules of torch, and the cells of this package, on stacked rows.
+
+Each entry is right for all calls that it accepts; the test suite proves it against single rows.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any, TypeGuard
+
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map
+
+from pyg_dynbatch.autobatch.operations_nn import folded
+from pyg_dynbatch.autobatch.operations_table import ROW, Batched, caller, filled, items_of, repeated
+from pyg_dynbatch.core.operation import calls_only
+from pyg_dynbatch.core.types import TensorType
+from pyg_dynbatch.nn import (
+    ChildSumTreeLSTMCell,
+    DAGNNCell,
+    NaryTreeLSTMCell,
+    RecursiveCell,
+    TreeGRUCell,
+    TreeRNNCell,
+)
+
+
+class LayerCall:
+    """A call of a module on one row: its arguments, and the type of each row."""
+
+    def __init__(
+        self,
+        module: Any,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        rows: Sequence[TensorType],
+    ) -> None:
+        self.module = module
+        self.args = tuple(args)
+        self.kwargs = kwargs
+        self.rows = rows
+
+    @property
+    def rank(self) -> int:
+        """Number of dimensions of the only row; -1 if there are other arguments."""
+        is_of_one_row = self.args == (ROW,) and not self.kwargs
+        return len(self.rows[0].shape) if is_of_one_row else -1
+
+    def direct(self, *, draws: bool = False) -> Batched:
+        """Run the same call on stacked rows."""
+        return Batched(caller(self.module, self.args, self.kwargs), is_direct=True, draws=draws)
+
+    def folded(self, *, draws: bool = False) -> Batched:
+        """Run the call on rows whose own batch axis joins the one in front."""
+        form = folded(caller(self.module, self.args, self.kwargs))
+        return Batched(form, is_direct=False, draws=draws)
+
+
+LayerMaker = Callable[[LayerCall], Batched | None]
+
+_LAYERS: dict[type[nn.Module], LayerMaker] = {}
+
+
+def _form_of(*classes: type[nn.Module]) -> Callable[[LayerMaker], LayerMaker]:
+    def register(maker: LayerMaker) -> LayerMaker:
+        _LAYERS.update(dict.fromkeys(classes, maker))
+        return maker
+
+    return register
+
+
+def batched_layer(
+    module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], rows: Sequence[TensorType]
+) -> Batched | None:
+    """Return how a call of a module is run on stacked rows; ``None`` if the table does not say.
+
+    Args:
+        module: Of exactly one of the classes of the table, without hooks.
+        args: Positional arguments, with ``ROW`` for each row, and shared tensors as they are.
+        kwargs: Keyword arguments.
+        rows: Type of each row, in the order of the arguments.
+    """
+    maker = _LAYERS.get(type(module))
+    if maker is None or not rows or not _runs_its_class(module):
+        return None
+    return maker(LayerCall(module, args, kwargs, rows))
+
+
+def _runs_its_class(module: nn.Module) -> bool:
+    """Return whether calls run the methods of the class, and no hook."""
+    kind = type(module)
+    has_own_methods = any(
+        name in vars(module) for name in dir(kind) if callable(getattr(kind, name))
+    )
+    return calls_only(module, forward=kind.forward) and not has_own_methods
+
+
+# Layers that compute the same for every row.
+
+
+@_form_of(
+    nn.Identity,
+    *(nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.SELU, nn.CELU, nn.GELU, nn.SiLU, nn.Mish),
+    *(nn.Sigmoid, nn.Tanh, nn.LogSigmoid, nn.Hardsigmoid, nn.Hardswish, nn.Hardtanh),
+    *(nn.Hardshrink, nn.Softshrink, nn.Tanhshrink, nn.Softplus, nn.Softsign, nn.Threshold),
+)
+def _of_elements(call: LayerCall) -> Batched | None:
+    if call.rank < 0 or getattr(call.module, "inplace", False):
+        return None
+    return call.direct()
+
+
+@_form_of(nn.Dropout, nn.AlphaDropout)
+def _dropout(call: LayerCall) -> Batched | None:
+    if call.rank < 0 or call.module.inplace:
+        return None
+    return call.direct(draws=call.module.training and call.module.p > 0)
+
+
+@_form_of(nn.RReLU)
+def _rrelu(call: LayerCall) -> Batched | None:
+    if call.rank < 0 or call.module.inplace:
+        return None
+    return call.direct(draws=call.module.training)
+
+
+@_form_of(nn.Softmax, nn.LogSoftmax, nn.Softmin, nn.GLU)
+def _along_last(call: LayerCall) -> Batched | None:
+    dim = call.module.dim
+    if dim is None or not -call.rank <= dim < 0:
+        return None
+    return call.direct()
+
+
+@_form_of(nn.Linear)
+def _linear(call: LayerCall) -> Batched | None:
+    return call.direct() if call.rank > 0 else None
+
+
+@_form_of(nn.Bilinear)
+def _bilinear(call: LayerCall) -> Batched | None:
+    ranks = {len(row.shape) for row in call.rows}
+    if call.args != (ROW, ROW) or call.kwargs or len(ranks) > 1 or ranks == {0}:
+        return None
+    return call.direct()
+
+
+@_form_of(nn.Embedding)
+def _embedding(call: LayerCall) -> Batched | None:
+    module = call.module
+    if module.max_norm is not None or module.scale_grad_by_freq or module.sparse or call.rank < 0:
+        return None
+    return call.direct()
+
+
+@_form_of(nn.LayerNorm, nn.RMSNorm)
+def _norm_over_last(call: LayerCall) -> Batched | None:
+    return call.direct() if call.rank >= len(call.module.normalized_shape) else None
+
+
+@_form_of(nn.PReLU)
+def _prelu(call: LayerCall) -> Batched | None:
+    if call.module.num_parameters == 1:
+        return call.direct() if call.rank >= 0 else None
+    return call.folded() if call.rank > 1 else None
+
+
+# Layers that take a batch: of rows without one, or of the batch axes of rows.
+
+
+@_form_of(nn.GroupNorm)
+def _group_norm(call: LayerCall) -> Batched | None:
+    return call.folded() if call.rank > 1 else None
+
+
+@_form_of(nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+def _batch_norm(call: LayerCall) -> Batched | None:
+    if call.module.training or call.module.running_mean is None:
+        return None
+    return call.folded() if call.rank > 1 else None
+
+
+@_form_of(
+    *(nn.Conv1d, nn.Conv2d, nn.Conv3d),
+    *(nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d),
+    *(nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d, nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d),
+    *(nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d),
+    *(nn.AdaptiveMaxPool1d, nn.AdaptiveMaxPool2d, nn.AdaptiveMaxPool3d),
+)
+def _over_space(call: LayerCall) -> Batched | None:
+    number = int(type(call.module).__name__[-2])
+    if call.rank == number + 1:
+        return call.direct()
+    return call.folded() if call.rank == number + 2 else None
+
+
+# Recurrent cells.
+
+
+@_form_of(nn.LSTMCell, nn.GRUCell, nn.RNNCell)
+def _cell(call: LayerCall) -> Batched | None:
+    """Run a cell on rows ``[channel]``, or ``[batch, channel]`` with a batch of their own."""
+    x, state = _given(call, ("input", "hx"))
+    parts = state if isinstance(state, tuple) else () if state is None else (state,)
+    if x is not ROW or not all(part is ROW or isinstance(part, Tensor) for part in parts):
+        return None
+    ranks = {len(row.shape) for row in call.rows} | _ranks_of_shared(parts)
+    if len(ranks) != 1 or not ranks <= {1, 2}:
+        return None
+    is_alone = ranks == {1}
+    if is_alone and all(part is ROW for part in parts):
+        return call.direct()
+    form = partial(_run_cell, call.module, parts, isinstance(state, tuple))
+    return Batched(form if is_alone else folded_states(form, parts), is_direct=False)
+
+
+def _run_cell(
+    module: nn.Module, parts: Sequence[Any], is_pair: bool, x: Tensor, *rows: Tensor
+) -> Any:
+    given = iter(rows)
+    states = [next(given) if part is ROW else repeated(part, x.size(0)) for part in parts]
+    if not states:
+        return module(x)
+    return module(x, tuple(states) if is_pair else states[0])
+
+
+def folded_states(form: Callable[..., Any], parts: Sequence[Any]) -> Callable[..., Any]:
+    """Return the form for rows with a batch axis of their own."""
+
+    def run(x: Tensor, *rows: Tensor) -> Any:
+        size = x.shape[:2]
+        given = iter(rows)
+        states = [next(given) if part is ROW else repeated(part, size[0]) for part in parts]
+        every = (each.flatten(0, 1) for each in (x, *states))
+        return tree_map(lambda part: part.unflatten(0, size), form(*every))
+
+    return run
+
+
+def _given(call: LayerCall, names: Sequence[str]) -> list[Any]:
+    """Return arguments by name, ``None`` where one is missing."""
+    given = dict(zip(names, call.args, strict=False)) | dict(call.kwargs)
+    return [given.get(name) for name in names]
+
+
+def _ranks_of_shared(parts: Sequence[Any]) -> set[int]:
+    return {part.dim() for part in parts if isinstance(part, Tensor)}
+
+
+# Recurrent layers, over sequences of one length.
+
+
+def is_layer(module: object) -> TypeGuard[nn.RNNBase]:
+    """Return whether a module is a recurrent layer whose calls can be batched."""
+    return type(module) in (nn.LSTM, nn.GRU, nn.RNN)
+
+
+@_form_of(nn.LSTM, nn.GRU, nn.RNN)
+def _recurrent(call: LayerCall) -> Batched | None:
+    module = call.module
+    form = layer_form(module, call.args, call.kwargs)
+    rank = len(call.rows[0].shape)
+    if form is None or rank not in (2, 3):
+        return None
+    state = _given(call, ("input", "hx"))[1]
+    parts = state if isinstance(state, tuple) else () if state is None else (state,)
+    ranks = {len(row.shape) for row in call.rows[1:]} | _ranks_of_shared(parts)
+    if not ranks <= {rank}:
+        return None
+    draws = module.training and module.dropout > 0 and module.num_layers > 1
+    return Batched(form, is_direct=False, draws=draws)
+
+
+def layer_form(
+    module: nn.RNNBase, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> Callable[..., Any] | None:
+    """Return the batched form of a call of a layer; ``None`` if there is none."""
+    x, state = [*args, None][:2] if args else (None, None)
+    state = kwargs.get("hx", state)
+    parts = state if isinstance(state, tuple) else () if state is None else (state,)
+    if x is not ROW or kwargs.keys() - {"hx"}:
+        return None
+
+    def form(*rows: Tensor) -> Any:
+        state_rows = iter(rows[1:])
+        size = rows[0].size(0)
+        states = [next(state_rows) if part is ROW else repeated(part, size) for part in parts]
+        return _run_layer(module, rows[0], states)
+
+    return form
+
+
+def _run_layer(module: nn.RNNBase, x: Tensor, states: Sequence[Tensor]) -> tuple[Tensor, Any]:
+    """Run a layer on all calls at once; arguments and results have an axis for them in front."""
+    is_alone = x.dim() == 3
+    is_turned = not module.batch_first
+    # A call may have a batch of its own: [call, batch, time, channel].
+    if is_alone:
+        x = x.unsqueeze(1)
+    elif is_turned:
+        x = x.transpose(1, 2)
+    sequences = x.flatten(0, 1)
+    own_batch = x.size(1)
+    first = [part.transpose(0, 1).flatten(1, -2).contiguous() for part in states]
+    state = tuple(first) if len(first) > 1 else first[0] if first else None
+    y, last = module(sequences.transpose(0, 1) if is_turned else sequences, state)
+    y = y.transpose(0, 1) if is_turned else y
+    y = y.unflatten(0, (-1, own_batch))
+    if is_alone:
+        y = y.squeeze(1)
+    elif is_turned:
+        y = y.transpose(1, 2)
+
+    def of_calls(part: Tensor) -> Tensor:
+        parts = part if is_alone else part.unflatten(1, (-1, own_batch))
+        return parts.transpose(0, 1)
+
+    return y, tuple(map(of_calls, last)) if isinstance(last, tuple) else of_calls(last)
+
+
+# Attention.
+
+_ATTENTION = (
+    "query", "key", "value", "key_padding_mask", "need_weights", "attn_mask",
+    "average_attn_weights", "is_causal",
+)  # fmt: skip
+
+
+@_form_of(nn.MultiheadAttention)
+def _attention(call: LayerCall) -> Batched | None:
+    """Attend among positions, ``[time, channel]``; masks are rows or shared."""
+    module = call.module
+    values = dict(zip(_ATTENTION, call.args, strict=False)) | dict(call.kwargs)
+    types = iter(call.rows)
+    ranks = {
+        name: value.dim() if isinstance(value, Tensor) else len(next(types).shape)
+        for name, value in values.items()
+        if value is ROW or isinstance(value, Tensor)
+    }
+    if any(values.get(name) is None or ranks.get(name) != 2 for name in _ATTENTION[:3]):
+        return None
+    if ranks.get("key_padding_mask", 1) != 1 or ranks.get("attn_mask", 2) not in (2, 3):
+        return None
+    draws = module.training and module.dropout > 0
+
+    def form(*rows: Tensor) -> Any:
+        given = filled(values, iter(rows))
+        size = rows[0].size(0)
+        for name in ("query", "key", "value", "key_padding_mask"):
+            if name in ranks and values[name] is not ROW:
+                given[name] = repeated(given[name], size)
+        if not module.batch_first:
+            for name in "query", "key", "value":
+                given[name] = given[name].transpose(0, 1)
+        if "attn_mask" in ranks:
+            is_row = values["attn_mask"] is ROW
+            given["attn_mask"] = _mask_of_heads(given["attn_mask"], size, is_row, module.num_heads)
+        result, weights = module(**given)
+        return result if module.batch_first else result.transpose(0, 1), weights
+
+    is_direct = module.batch_first and len(call.rows) == len(ranks) and "attn_mask" not in ranks
+    return call.direct(draws=draws) if is_direct else Batched(form, False, draws)
+
+
+def _mask_of_heads(mask: Tensor, size: int, is_row: bool, heads: int) -> Tensor:
+    """Return one mask for each row and head, unless there is one for all."""
+    if not is_row:
+        return mask if mask.dim() == 2 else mask.repeat(size, 1, 1)
+    return mask.flatten(0, 1) if mask.dim() == 4 else mask.repeat_interleave(heads, 0)
+
+
+# Cells of this package.
+
+
+@_form_of(ChildSumTreeLSTMCell, DAGNNCell, NaryTreeLSTMCell, TreeGRUCell, TreeRNNCell)
+def _recursive_cell(call: LayerCall) -> Batched | None:
+    """Run a cell on rows ``[channel]``, or ``[row, channel]`` with an axis of their own."""
+    cell: RecursiveCell = call.module
+    values = (*call.args, *call.kwargs.values())
+    ranks = {len(row.shape) for row in call.rows}
+    shared = [*_shared_in(values)]
+    if len(ranks | {tensor.dim() for tensor in shared}) != 1 or not ranks <= {1, 2}:
+        return None
+    if not all(map(_is_state, values)):
+        return None
+    draws = cell.training and cell.recurrent_dropout > 0
+    is_alone = ranks == {1}
+    if is_alone and not shared:
+        return call.direct(draws=draws)
+
+    def form(*rows: Tensor) -> Any:
+        size = rows[0].shape[: 1 if is_alone else 2]
+        args, kwargs = _with_repeated((call.args, dict(call.kwargs)), size[0])
+        args, kwargs = filled((args, kwargs), iter(rows))
+        if is_alone:
+            return cell(*args, **kwargs)
+        args, kwargs = tree_map(lambda row: row.flatten(0, 1), (args, kwargs))
+        return tree_map(lambda row: row.unflatten(0, size), cell(*args, **kwargs))
+
+    return Batched(form, False, draws)
+
+
+def _is_state(value: Any) -> bool:
+    """Return whether an argument is a row, missing, or a tuple or list of such."""
+    if isinstance(value, tuple | list):
+        return all(map(_is_state, value))
+    return value is None or value is ROW or isinstance(value, Tensor)
+
+
+def _shared_in(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    for item in items_of(value):
+        yield from _shared_in(item)
+
+
+def _with_repeated(value: Any, size: int) -> Any:
+    return tree_map(lambda leaf: repeated(leaf, size) if isinstance(leaf, Tensor) else leaf, value)

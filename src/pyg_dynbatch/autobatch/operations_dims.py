@@ -1,0 +1,308 @@
+"""Functions of the table with a dimension among their arguments, which a batch axis shifts."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from pyg_dynbatch.autobatch.operations_table import (
+    ROW,
+    Batched,
+    Call,
+    Form,
+    aligned,
+    form_of,
+    form_of_functions,
+    has_tensor,
+    repeated,
+)
+
+
+def from_end(dim: Any, rank: int) -> Any:
+    """Count a dimension, or several, from the end.
+
+    Raises:
+        TypeError: If it is no whole number.
+        IndexError: If there is no such dimension.
+    """
+    if isinstance(dim, tuple | list):
+        return tuple(from_end(one, rank) for one in dim)
+    if type(dim) is not int:
+        raise TypeError(f"dimension {dim!r}")
+    if not -rank <= dim < rank:
+        raise IndexError(f"dimension {dim} of {rank}")
+    return dim - rank if dim >= 0 else dim
+
+
+def along(
+    call: Call, name: str, position: int, default: Any = None, *, rank: int | None = None
+) -> Batched | None:
+    """Run a call along the same dimensions, counted from the end."""
+    rank = call.rank if rank is None else rank
+    dim = call.argument(name, position, default)
+    if dim is None or dim == ():
+        return None
+    last = from_end(dim, rank)
+    same = last == (tuple(dim) if isinstance(dim, list) else dim)
+    if same:
+        return call.direct()
+    return call.form(call.with_argument(name, position, last).on_stacked_rows)
+
+
+def along_several(
+    call: Call, arguments: Sequence[tuple[str, int, Any]], rank: int
+) -> Batched | None:
+    """Run a call along the same dimensions, each of them an argument."""
+    shifted = call
+    is_direct = True
+    for name, position, default in arguments:
+        dim = call.argument(name, position, default)
+        last = from_end(dim, rank)
+        is_direct &= last == dim
+        if last != dim:
+            shifted = shifted.with_argument(name, position, last)
+    if is_direct:
+        return call.direct()
+    return call.form(shifted.on_stacked_rows)
+
+
+def _rank_of_row(call: Call) -> int:
+    """Return the rank of the only row.
+
+    Raises:
+        TypeError: If there are more tensors among the arguments.
+    """
+    if not call.is_of_one_row:
+        raise TypeError("more than one tensor")
+    return len(call.rows[0].shape)
+
+
+@form_of("softmax log_softmax softmin cumsum cumprod logcumsumexp cummax cummin unfold")
+def along_required(call: Call) -> Batched | None:
+    """Compute along a dimension that has to be given."""
+    if call.name == "unfold" and call.func is F.unfold:
+        return None
+    name = "dimension" if call.name == "unfold" else "dim"
+    return along(call, name, 1, rank=_rank_of_row(call))
+
+
+@form_of("argsort sort msort glu")
+def along_last(call: Call) -> Batched | None:
+    """Compute along a dimension, by default the last."""
+    if "stable" in call.kwargs and call.args[1:]:
+        return None
+    if call.name == "msort":
+        return along(call.with_argument("dim", 1, 0), "dim", 1)
+    return along(call, "dim", 1, -1, rank=_rank_of_row(call))
+
+
+@form_of("topk kthvalue diff")
+def along_last_after_count(call: Call) -> Batched | None:
+    """Compute along a dimension, by default the last, after a number."""
+    return along(call, "dim", 2, -1, rank=_rank_of_row(call))
+
+
+@form_of("unbind")
+def taken_apart(call: Call) -> Batched | None:
+    """Take a row apart."""
+    return along(call, "dim", 1, 0, rank=_rank_of_row(call))
+
+
+@form_of("chunk split split_with_sizes tensor_split repeat_interleave select narrow renorm")
+def split(call: Call) -> Batched | None:
+    """Take parts of a row, or repeat its entries."""
+    position = 1 if call.name in ("select", "narrow") else 2
+    if call.name == "repeat_interleave":
+        return _interleaved(call)
+    default = None if call.name in ("select", "narrow", "renorm") else 0
+    return along(call, "dim", position, default, rank=_rank_of_row(call))
+
+
+def _interleaved(call: Call) -> Batched | None:
+    rank = _rank_of_row(call)
+    if call.argument("dim", 2) is not None:
+        return along(call, "dim", 2, rank=rank)
+    form = call.with_argument("dim", 2, 1).on_stacked_rows
+    return call.form(lambda rows: form(_flat(rows)))
+
+
+@form_of_functions(F.normalize)
+def normalized(call: Call) -> Batched | None:
+    """Divide by the norm along a dimension."""
+    return along(call, "dim", 2, 1, rank=_rank_of_row(call))
+
+
+@form_of("cosine_similarity")
+def similarity(call: Call) -> Batched | None:
+    """Compare along a dimension of two tensors that are broadcast."""
+    rank = call.rank
+    last = from_end(call.argument("dim", 2, 1), rank)
+    is_direct = last == call.argument("dim", 2, 1)
+    if all(len(row.shape) == rank for row in call.rows) and is_direct:
+        return call.direct()
+    form = call.with_argument("dim", 2, last).on_stacked_rows
+    return call.form(lambda *rows: form(*(aligned(row, rank) for row in rows)))
+
+
+@form_of("pairwise_distance cdist")
+def distance(call: Call) -> Batched | None:
+    """Compare along the last dimension."""
+    return call.direct() if call.has_equal_rows and call.rank else None
+
+
+# Reductions.
+
+_WHOLE: dict[str, Form] = {
+    "max": torch.amax, "min": torch.amin, "_is_all_true": torch.all, "_is_any_true": torch.any
+}  # fmt: skip
+
+
+def _flat(rows: Tensor) -> Tensor:
+    return rows.flatten(1) if rows.dim() > 1 else rows.unsqueeze(1)
+
+
+@form_of(
+    "sum nansum mean nanmean prod amax amin max min logsumexp argmax argmin any all var std "
+    "var_mean std_mean count_nonzero _is_all_true _is_any_true"
+)
+def reduced(call: Call) -> Batched | None:
+    """Reduce along dimensions, or all of a row."""
+    if len(call.rows) == 2 and call.name in ("max", "min"):
+        return _larger(call)
+    rank = _rank_of_row(call)
+    dim = call.argument("dim", 1)
+    if dim is not None:
+        return along(call, "dim", 1, rank=rank)
+    func = _WHOLE.get(call.name, call.func)
+    options = {name: call.kwargs[name] for name in call.kwargs if name not in ("dim", "input")}
+    # The extent of dimensions that are kept is that of the result.
+    options.pop("keepdim", None)
+    if len(call.args) > 2:
+        return None
+    shape = call.result.shape if isinstance(call.result, Tensor) else None
+    if shape is None and "keepdim" in call.kwargs:
+        return None
+
+    def form(rows: Tensor) -> Any:
+        found = func(_flat(rows), dim=1, **options)
+        return found.reshape(rows.size(0), *shape) if shape else found
+
+    return call.form(form)
+
+
+def _larger(call: Call) -> Batched | None:
+    """Take the larger or smaller of two tensors."""
+    from pyg_dynbatch.autobatch.operations_elementwise import elementwise
+
+    return elementwise(call)
+
+
+@form_of("median nanmedian")
+def middle(call: Call) -> Batched | None:
+    """Take the median; that of all of a row spreads its gradient over equal entries."""
+    rank = _rank_of_row(call)
+    if call.argument("dim", 1) is not None:
+        return along(call, "dim", 1, rank=rank)
+    func = call.func
+    return call.form(lambda rows: torch.stack([func(row) for row in rows]))
+
+
+@form_of("norm")
+def norm(call: Call) -> Batched | None:
+    """Compute the norm along dimensions, or of all of a row."""
+    rank = _rank_of_row(call)
+    if isinstance(call.argument("p", 1, "fro"), str) and call.argument("p", 1, "fro") != "fro":
+        return None
+    if call.argument("dim", 2) is not None:
+        return along(call, "dim", 2, rank=rank)
+    if call.argument("keepdim", 3):
+        return None
+    form = call.with_argument("dim", 2, 1).on_stacked_rows
+    return call.form(lambda rows: form(_flat(rows)))
+
+
+@form_of_functions(torch.linalg.vector_norm)
+def vector_norm(call: Call) -> Batched | None:
+    """Compute the norm along dimensions, or of all of a row."""
+    rank = _rank_of_row(call)
+    if call.argument("dim", 2) is not None:
+        return along(call, "dim", 2, rank=rank)
+    if call.argument("keepdim", 3):
+        return None
+    form = call.with_argument("dim", 2, 1).on_stacked_rows
+    return call.form(lambda rows: form(_flat(rows)))
+
+
+# Gathering and scattering.
+
+
+@form_of("gather take_along_dim scatter scatter_add scatter_reduce")
+def gathered(call: Call) -> Batched | None:
+    """Read or write at indices along a dimension; tensors that all rows share are repeated."""
+    name, position = ("dim", 2) if call.name == "take_along_dim" else ("dim", 1)
+    rank = call.rank
+    if rank == 0 or any(len(operand.shape) != rank for operand in call.operands):
+        return None
+    found = along(call, name, position)
+    if found is None or len(call.operands) == len(call.rows):
+        return found
+    last = from_end(call.argument(name, position), rank)
+    shifted = call.with_argument(name, position, last)
+
+    def form(*rows: Tensor) -> Any:
+        size = rows[0].size(0)
+        given = iter(rows)
+        args = [_row_or_repeated(value, given, size) for value in shifted.args]
+        options = {
+            name: _row_or_repeated(value, given, size) for name, value in shifted.kwargs.items()
+        }
+        return call.func(*args, **options)
+
+    return call.form(form)
+
+
+def _row_or_repeated(value: Any, rows: Any, size: int) -> Any:
+    if value is ROW:
+        return next(rows)
+    return repeated(value, size) if isinstance(value, Tensor) else value
+
+
+@form_of("index_select")
+def selected(call: Call) -> Batched | None:
+    """Select entries along a dimension; the indices, or what they refer to, may be shared."""
+    values = call.bound("input dim index") if "self" not in call.kwargs else {}
+    source, index = values["input"], values["index"]
+    operands = dict(zip([n for n in values if n != "dim"], call.operands, strict=True))
+    rank = len(operands["input"].shape)
+    if rank == 0 or len(operands["index"].shape) != 1:
+        return None
+    last = from_end(values["dim"], rank)
+    if index is not ROW:
+        return along(call, "dim", 1, rank=rank)
+    names = [name for name in values if values[name] is ROW]
+
+    def form(*rows: Tensor) -> Tensor:
+        given = dict(zip(names, rows, strict=True))
+        chosen = given["index"]
+        if source is not ROW:
+            found = source.index_select(last, chosen.flatten())
+            return found.unflatten(last, chosen.shape).movedim(last - 1, 0)
+        shape = list(given["input"].shape)
+        shape[last] = chosen.size(1)
+        axes = [1] * (rank + 1)
+        axes[0] = chosen.size(0)
+        axes[last] = chosen.size(1)
+        return given["input"].gather(last, chosen.long().reshape(axes).expand(shape))
+
+    return call.form(form)
+
+
+@form_of_functions(F.one_hot)
+def one_hot(call: Call) -> Batched | None:
+    """Mark one of a number of classes that is given."""
+    number = call.argument("num_classes", 1, -1)
+    if not call.is_of_one_row or has_tensor(number) or number < 1:
+        return None
+    return call.direct()

@@ -1,0 +1,288 @@
+"""Functions of the table that change the shape of rows, or join rows."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pyg_dynbatch.autobatch.operations_dims import along, along_several, from_end
+from pyg_dynbatch.autobatch.operations_table import (
+    ROW,
+    Batched,
+    Call,
+    aligned,
+    form_of,
+    has_row,
+    repeated,
+)
+
+# Of equal elements in the same order.
+
+
+@form_of("view reshape ravel atleast_1d atleast_2d atleast_3d")
+def reshaped(call: Call) -> Batched | None:
+    """Give each row the shape that the call gives to one."""
+    if not call.is_of_one_row or isinstance(call.argument("dtype", 1), torch.dtype):
+        return None
+    return _of_shape(call)
+
+
+def _of_shape(call: Call) -> Batched | None:
+    if not isinstance(call.result, Tensor):
+        return None
+    shape = tuple(call.result.shape)
+    return call.form(lambda rows: rows.reshape(rows.size(0), *shape))
+
+
+_SHAPING: dict[str, list[tuple[str, int, Any]]] = {
+    "flatten": [("start_dim", 1, 0), ("end_dim", 2, -1)],
+    "unflatten": [("dim", 1, None)],
+    "squeeze": [("dim", 1, None)],
+    "unsqueeze": [("dim", 1, None)],
+}
+
+
+@form_of("flatten unflatten squeeze unsqueeze")
+def shaped_along(call: Call) -> Batched | None:
+    """Join, split, drop or insert dimensions."""
+    if not call.is_of_one_row:
+        return None
+    dims = [call.argument(*argument) for argument in _SHAPING[call.name]]
+    flat = [one for dim in dims for one in (dim if isinstance(dim, tuple | list) else [dim])]
+    has_rank = bool(call.rows[0].shape) or call.name == "unsqueeze"
+    if has_rank and all(type(dim) is int and dim < 0 for dim in flat):
+        return call.direct()
+    return _of_shape(call)
+
+
+@form_of("view_as reshape_as expand_as")
+def shaped_like(call: Call) -> Batched | None:
+    """Give a row the shape of another."""
+    if len(call.args) != 2 or call.args[0] is not ROW:
+        return None
+    if call.args[1] is ROW and (call.name != "expand_as" or call.has_equal_rows):
+        return call.direct()
+    shape = tuple(call.result.shape)
+    if call.name == "expand_as":
+        return call.form(lambda rows, *_: _expanded(rows, shape))
+    return call.form(lambda rows, *_: rows.reshape(rows.size(0), *shape))
+
+
+def _expanded(rows: Tensor, shape: tuple[int, ...]) -> Tensor:
+    return aligned(rows, len(shape)).expand(rows.size(0), *shape)
+
+
+@form_of("expand broadcast_to")
+def expanded(call: Call) -> Batched | None:
+    """Repeat rows without copies."""
+    if not call.is_of_one_row:
+        return None
+    shape = tuple(call.result.shape)
+    return call.form(lambda rows: _expanded(rows, shape))
+
+
+@form_of("repeat tile")
+def repeated_rows(call: Call) -> Batched | None:
+    """Repeat rows with copies."""
+    if not call.is_of_one_row:
+        return None
+    counts = _numbers(call)
+    missing = len(call.result.shape) - len(counts)
+    every = (1,) * missing + counts
+    return call.form(lambda rows: aligned(rows, len(every)).repeat(1, *every))
+
+
+def _numbers(call: Call) -> tuple[int, ...]:
+    """Return numbers that are given one by one, or in a container."""
+    values = (*call.args[1:], *(call.kwargs[name] for name in call.kwargs if name != "input"))
+    if len(values) == 1 and isinstance(values[0], tuple | list):
+        values = tuple(values[0])
+    if not all(type(value) is int for value in values):
+        raise TypeError(f"{call.name}() takes whole numbers")
+    return values
+
+
+# Of another order.
+
+
+@form_of("permute")
+def permuted(call: Call) -> Batched | None:
+    """Order dimensions."""
+    if not call.is_of_one_row:
+        return None
+    dims = from_end(_numbers(call), call.rank)
+    return call.form(lambda rows: rows.permute(0, *dims))
+
+
+@form_of("flip")
+def flipped(call: Call) -> Batched | None:
+    """Turn around dimensions."""
+    if not call.is_of_one_row or not call.rank:
+        return None
+    dims = _numbers(call)
+    last = from_end(dims, call.rank)
+    if last == dims:
+        return call.direct()
+    return call.form(lambda rows: rows.flip(last))
+
+
+@form_of("roll")
+def rolled(call: Call) -> Batched | None:
+    """Roll along dimensions, or along all elements of a row."""
+    if not call.is_of_one_row or not call.rank:
+        return None
+    if call.argument("dims", 2, ()) != ():
+        return along(call, "dims", 2)
+    shifts = call.argument("shifts", 1)
+    return call.form(lambda rows: rows.flatten(1).roll(shifts, 1).reshape(rows.shape))
+
+
+_PAIRS: dict[str, list[tuple[str, int, Any]]] = {
+    "transpose": [("dim0", 1, None), ("dim1", 2, None)],
+    "swapdims": [("dim0", 1, None), ("dim1", 2, None)],
+    "swapaxes": [("axis0", 1, None), ("axis1", 2, None)],
+    "movedim": [("source", 1, None), ("destination", 2, None)],
+    "moveaxis": [("source", 1, None), ("destination", 2, None)],
+    "diagonal": [("dim1", 2, 0), ("dim2", 3, 1)],
+}
+
+
+@form_of("transpose swapdims swapaxes movedim moveaxis diagonal")
+def of_two_dimensions(call: Call) -> Batched | None:
+    """Exchange or move dimensions, or take a diagonal."""
+    if not call.is_of_one_row or not call.rank:
+        return None
+    return along_several(call, _PAIRS[call.name], call.rank)
+
+
+@form_of("diag_embed")
+def diagonal_matrices(call: Call) -> Batched | None:
+    """Make matrices with a row as diagonal."""
+    if not call.is_of_one_row or not call.rank:
+        return None
+    return along_several(call, [("dim1", 2, -2), ("dim2", 3, -1)], call.rank + 1)
+
+
+@form_of("diag")
+def diagonal_or_matrix(call: Call) -> Batched | None:
+    """Make a matrix of a vector, and a vector of a matrix."""
+    if not call.is_of_one_row:
+        return None
+    offset = call.argument("diagonal", 1, 0)
+    if call.rank == 1:
+        return call.form(lambda rows: rows.diag_embed(offset))
+    return call.form(lambda rows: rows.diagonal(offset, 1, 2))
+
+
+@form_of("trace")
+def trace(call: Call) -> Batched | None:
+    """Sum the diagonal."""
+    if not call.is_of_one_row or call.rank != 2:
+        return None
+    return call.form(lambda rows: rows.diagonal(dim1=1, dim2=2).sum(-1))
+
+
+@form_of("tril triu mT mH adjoint")
+def of_matrices(call: Call) -> Batched | None:
+    """Take part of a matrix, or transpose it."""
+    return call.direct() if call.is_of_one_row and call.rank >= 2 else None
+
+
+@form_of("t T H")
+def transposed(call: Call) -> Batched | None:
+    """Transpose a matrix; anything smaller stays as it is."""
+    if not call.is_of_one_row or call.rank > 2:
+        return None
+    is_conjugate = call.func == Tensor.H.__get__  # type: ignore[attr-defined]
+    if call.rank == 2:
+        return call.form(lambda rows: rows.mH if is_conjugate else rows.mT)
+    return None if is_conjugate else call.form(lambda rows: rows.view_as(rows))
+
+
+# Joining.
+
+
+@form_of("cat concat concatenate stack")
+def joined(call: Call) -> Batched | None:
+    """Join rows and tensors that all rows share."""
+    values = call.bound("tensors dim", dim=0)
+    parts = values["tensors"]
+    ranks = _ranks_of_parts(call, parts)
+    is_stack = call.name == "stack"
+    if len(set(ranks)) != 1 or ranks[0] + is_stack == 0:
+        return None
+    last = from_end(values["dim"], ranks[0] + is_stack)
+    if all(part is ROW for part in parts):
+        return _joined_rows(call, last, last == values["dim"])
+    func = call.func
+    return call.form(lambda *rows: func(_all_rows(parts, rows), dim=last))
+
+
+def _joined_rows(call: Call, last: int, is_direct: bool) -> Batched:
+    if is_direct:
+        return call.direct()
+    func = call.func
+    return call.form(lambda *rows: func(rows, dim=last))
+
+
+def _ranks_of_parts(call: Call, parts: Any) -> list[int]:
+    if not isinstance(parts, tuple | list) or has_row(call.kwargs.get("dim")):
+        raise TypeError(f"{call.name}() of no list")
+    types = iter(call.rows)
+    return [len(next(types).shape) if part is ROW else part.dim() for part in parts]
+
+
+def _all_rows(parts: Sequence[Any], rows: Sequence[Tensor]) -> list[Tensor]:
+    """Give shared tensors a batch axis."""
+    given: Iterator[Tensor] = iter(rows)
+    size = rows[0].size(0)
+    return [next(given) if part is ROW else repeated(part, size) for part in parts]
+
+
+@form_of("hstack vstack row_stack column_stack")
+def stacked(call: Call) -> Batched | None:
+    """Join rows as columns, or side by side, or below each other."""
+    parts = call.bound("tensors")["tensors"]
+    ranks = _ranks_of_parts(call, parts)
+    if len(set(ranks)) != 1:
+        return None
+    rank = ranks[0]
+    if call.name == "hstack":
+        return _joined_as(call, parts, dim=1 if rank < 2 else 2, shape=(1,) if rank == 0 else None)
+    if call.name == "column_stack":
+        return _joined_as(call, parts, dim=2, shape=(-1, 1) if rank < 2 else None)
+    return _joined_as(call, parts, dim=1, shape=(1, -1) if rank < 2 else None)
+
+
+def _joined_as(call: Call, parts: Any, dim: int, shape: tuple[int, ...] | None) -> Batched:
+    def form(*rows: Tensor) -> Tensor:
+        every = _all_rows(parts, rows)
+        if shape is not None:
+            every = [part.reshape(part.size(0), *shape) for part in every]
+        return torch.cat(every, dim)
+
+    return call.form(form)
+
+
+@form_of("pad_sequence")
+def padded(call: Call) -> Batched | None:
+    """Append the padding value to shorter sequences, and stack them."""
+    names = "sequences batch_first padding_value padding_side"
+    values = call.bound(names, batch_first=False, padding_value=0.0, padding_side="right")
+    if len(set(_ranks_of_parts(call, values["sequences"]))) != 1 or has_row(call.args[1:]):
+        return None
+    is_left = values["padding_side"] == "left"
+    axis = 1 if values["batch_first"] else 2
+
+    def form(*rows: Tensor) -> Tensor:
+        sequences = _all_rows(values["sequences"], rows)
+        length = max(part.size(1) for part in sequences)
+        every = []
+        for part in sequences:
+            shape = (part.size(0), length - part.size(1), *part.shape[2:])
+            missing = part.new_full(shape, values["padding_value"])
+            every.append(torch.cat([missing, part] if is_left else [part, missing], 1))
+        return torch.stack(every, axis)
+
+    return call.form(form)
