@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any, TypeGuard
 
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_map, tree_map_only
 
 from pyg_dynbatch.autobatch.operations_nn import folded
 from pyg_dynbatch.autobatch.operations_table import ROW, Batched, caller, filled, items_of, repeated
@@ -57,12 +57,13 @@ class LayerCall:
 
 LayerMaker = Callable[[LayerCall], Batched | None]
 
-_LAYERS: dict[type[nn.Module], LayerMaker] = {}
+LAYERS: dict[type[nn.Module], LayerMaker] = {}
+"""The maker of each class of the table."""
 
 
 def _form_of(*classes: type[nn.Module]) -> Callable[[LayerMaker], LayerMaker]:
     def register(maker: LayerMaker) -> LayerMaker:
-        _LAYERS.update(dict.fromkeys(classes, maker))
+        LAYERS.update(dict.fromkeys(classes, maker))
         return maker
 
     return register
@@ -79,7 +80,7 @@ def batched_layer(
         kwargs: Keyword arguments.
         rows: Type of each row, in the order of the arguments.
     """
-    maker = _LAYERS.get(type(module))
+    maker = LAYERS.get(type(module))
     if maker is None or not rows or not _runs_its_class(module):
         return None
     return maker(LayerCall(module, args, kwargs, rows))
@@ -393,7 +394,7 @@ def _recursive_cell(call: LayerCall) -> Batched | None:
         args, kwargs = filled((args, kwargs), iter(rows))
         if is_alone:
             return cell(*args, **kwargs)
-        args, kwargs = tree_map(lambda row: row.flatten(0, 1), (args, kwargs))
+        args, kwargs = tree_map_only(Tensor, lambda row: row.flatten(0, 1), (args, kwargs))
         return tree_map(lambda row: row.unflatten(0, size), cell(*args, **kwargs))
 
     return Batched(form, False, draws)
@@ -414,4 +415,4 @@ def _shared_in(value: Any) -> Iterator[Tensor]:
 
 
 def _with_repeated(value: Any, size: int) -> Any:
-    return tree_map(lambda leaf: repeated(leaf, size) if isinstance(leaf, Tensor) else leaf, value)
+    return tree_map_only(Tensor, lambda tensor: repeated(tensor, size), value)

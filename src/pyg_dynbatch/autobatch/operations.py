@@ -27,6 +27,10 @@ from pyg_dynbatch.autobatch.operations_table import Call, items_of, meta
 from pyg_dynbatch.autobatch.operations_table import named as named
 from pyg_dynbatch.core.types import TensorType
 
+# Arguments that the function refuses, or that the maker does not know.
+_REFUSALS = (
+    TypeError, IndexError, ValueError, RuntimeError, AttributeError, AssertionError, KeyError
+)  # fmt: skip
 # Number of rows without content on which the shape and dtype of results are checked.
 _SIZE = 67
 
@@ -57,8 +61,7 @@ def batched(
                 return None
             call.result = empty.result
             return maker(call)
-        # Arguments that the function refuses, or that the maker does not know.
-        except (TypeError, IndexError, ValueError, RuntimeError, AttributeError):
+        except _REFUSALS:
             return None
 
 

@@ -79,22 +79,23 @@ def _rank_of_row(call: Call) -> int:
     return len(call.rows[0].shape)
 
 
-@form_of("softmax log_softmax softmin cumsum cumprod logcumsumexp cummax cummin unfold")
+@form_of("softmax log_softmax softmin cumsum cumprod logcumsumexp cummax cummin")
 def along_required(call: Call) -> Batched | None:
     """Compute along a dimension that has to be given."""
-    if call.name == "unfold" and call.func is F.unfold:
-        return None
-    name = "dimension" if call.name == "unfold" else "dim"
-    return along(call, name, 1, rank=_rank_of_row(call))
+    return along(call, "dim", 1, rank=_rank_of_row(call))
 
 
-@form_of("argsort sort msort glu")
+@form_of_functions(Tensor.unfold)
+def windows(call: Call) -> Batched | None:
+    """Take windows along a dimension."""
+    return along(call, "dimension", 1, rank=_rank_of_row(call))
+
+
+@form_of("argsort sort glu")
 def along_last(call: Call) -> Batched | None:
     """Compute along a dimension, by default the last."""
     if "stable" in call.kwargs and call.args[1:]:
         return None
-    if call.name == "msort":
-        return along(call.with_argument("dim", 1, 0), "dim", 1)
     return along(call, "dim", 1, -1, rank=_rank_of_row(call))
 
 
@@ -110,13 +111,13 @@ def taken_apart(call: Call) -> Batched | None:
     return along(call, "dim", 1, 0, rank=_rank_of_row(call))
 
 
-@form_of("chunk split split_with_sizes tensor_split repeat_interleave select narrow renorm")
+@form_of("chunk split split_with_sizes tensor_split repeat_interleave select narrow")
 def split(call: Call) -> Batched | None:
     """Take parts of a row, or repeat its entries."""
     position = 1 if call.name in ("select", "narrow") else 2
     if call.name == "repeat_interleave":
         return _interleaved(call)
-    default = None if call.name in ("select", "narrow", "renorm") else 0
+    default = None if call.name in ("select", "narrow") else 0
     return along(call, "dim", position, default, rank=_rank_of_row(call))
 
 
@@ -169,7 +170,7 @@ def _flat(rows: Tensor) -> Tensor:
 )
 def reduced(call: Call) -> Batched | None:
     """Reduce along dimensions, or all of a row."""
-    if len(call.rows) == 2 and call.name in ("max", "min"):
+    if call.name in ("max", "min") and len(call.operands) == 2:
         return _larger(call)
     rank = _rank_of_row(call)
     dim = call.argument("dim", 1)

@@ -21,7 +21,7 @@ _ARITHMETIC = (
     "maximum minimum fmax fmin atan2 arctan2 hypot logaddexp logaddexp2 copysign ldexp xlogy "
     "logical_and logical_or logical_xor bitwise_and bitwise_or bitwise_xor addcmul addcdiv lerp "
     "clamp clip clamp_min clamp_max masked_fill heaviside nextafter "
-    "__radd__ __rsub__ __rmul__ __rdiv__ __rtruediv__ __rpow__ __and__ __or__ __xor__ __rand__ "
+    "__radd__ __rsub__ __rmul__ __rtruediv__ __rpow__ __and__ __or__ __xor__ __rand__ "
     "__ror__ __rxor__ __rmod__ __add__ __sub__ __mul__ __truediv__ __div__ __pow__ __mod__"
 )
 _UNARY = (
@@ -31,8 +31,8 @@ _UNARY = (
     "deg2rad rad2deg nan_to_num isnan isinf isfinite isposinf isneginf logical_not bitwise_not "
     "signbit i0 angle conj conj_physical resolve_conj resolve_neg view_as_real real imag relu "
     "relu6 selu celu elu gelu silu mish leaky_relu threshold hardtanh hardsigmoid hardswish "
-    "hardshrink softshrink tanhshrink softplus softsign logsigmoid log_sigmoid clone detach contiguous "
-    "float double half bfloat16 int long short bool zeros_like ones_like full_like "
+    "hardshrink softshrink tanhshrink softplus softsign logsigmoid clone detach "
+    "contiguous float double half bfloat16 int long short bool zeros_like ones_like full_like "
     "__neg__ __pos__ __abs__ __invert__"
 )
 _IN_PLACE = (
@@ -134,7 +134,7 @@ def new(call: Call) -> Batched | None:
 # Draws.
 
 
-@form_of("bernoulli poisson rand_like randn_like randint_like normal binomial")
+@form_of("bernoulli poisson rand_like randn_like randint_like normal")
 def drawn(call: Call) -> Batched | None:
     """Draw each element."""
     if not call.has_equal_rows and not call.is_of_one_row:

@@ -59,18 +59,22 @@ def of_elements(call: Call) -> Batched | None:
     if any(len(each.shape) > rank for each in types.values()):
         return None
     reduction = values.pop("reduction")
-    are_aligned = all(len(row.shape) == rank for row in call.rows)
-    if reduction == "none" and are_aligned:
+    is_even = values["input"] is values["target"] is ROW
+    is_even &= all(len(row.shape) == rank for row in call.rows)
+    if reduction == "none" and is_even:
         return call.direct()
     func = call.func
     count = types["input"].shape[0] if rank and reduction == "batchmean" else 1
 
     def form(*rows: Tensor) -> Tensor:
         given = filled(values, iter(aligned(row, rank) for row in rows))
+        for name in "input", "target":
+            if values[name] is not ROW:
+                given[name] = repeated(given[name], rows[0].size(0))
         loss = func(**given, reduction="none")
         if reduction == "none":
             return loss
-        loss = loss.reshape(loss.size(0), -1) if loss.numel() else loss.flatten(1)
+        loss = loss.flatten(1) if rank else loss.unsqueeze(1)
         return loss.mean(1) if reduction == "mean" else loss.sum(1) / count
 
     return call.form(form)

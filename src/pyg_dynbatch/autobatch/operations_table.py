@@ -184,6 +184,8 @@ def form_of(names: str) -> Callable[[Maker], Maker]:
     def register(maker: Maker) -> Maker:
         for name in names.split():
             for function in named(name):
+                if isinstance(function, torch.dtype):  # such as torch.float
+                    continue
                 is_attribute = isinstance(function, GetSetDescriptorType)
                 TABLE[function.__get__ if is_attribute else function] = name, maker
         return maker
