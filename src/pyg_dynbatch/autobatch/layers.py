@@ -4,7 +4,6 @@ Each entry is right for all calls that it accepts; the test suite proves it agai
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
 from typing import Any, TypeGuard
 
 from torch import Tensor, nn
@@ -18,7 +17,6 @@ from pyg_dynbatch.nn import (
     ChildSumTreeLSTMCell,
     DAGNNCell,
     NaryTreeLSTMCell,
-    RecursiveCell,
     TreeGRUCell,
     TreeRNNCell,
 )
@@ -194,47 +192,59 @@ def _over_space(call: LayerCall) -> Batched | None:
     return call.folded() if call.rank == number + 2 else None
 
 
-# Recurrent cells.
+# Cells, on rows ``[channel]``, or ``[batch, channel]`` with a batch axis of their own.
 
 
 @_form_of(nn.LSTMCell, nn.GRUCell, nn.RNNCell)
 def _cell(call: LayerCall) -> Batched | None:
-    """Run a cell on rows ``[channel]``, or ``[batch, channel]`` with a batch of their own."""
-    x, state = _given(call, ("input", "hx"))
-    parts = state if isinstance(state, tuple) else () if state is None else (state,)
-    if x is not ROW or not all(part is ROW or isinstance(part, Tensor) for part in parts):
-        return None
-    ranks = {len(row.shape) for row in call.rows} | _ranks_of_shared(parts)
-    if len(ranks) != 1 or not ranks <= {1, 2}:
+    return _stepped(call, draws=False)
+
+
+@_form_of(ChildSumTreeLSTMCell, DAGNNCell, NaryTreeLSTMCell, TreeGRUCell, TreeRNNCell)
+def _recursive_cell(call: LayerCall) -> Batched | None:
+    return _stepped(call, draws=call.module.training and call.module.recurrent_dropout > 0)
+
+
+def _stepped(call: LayerCall, *, draws: bool) -> Batched | None:
+    """Run a cell, whose arguments are rows and states, tuples or lists of rows."""
+    values = (*call.args, *call.kwargs.values())
+    shared = [*_shared_in(values)]
+    ranks = {len(row.shape) for row in call.rows} | {tensor.dim() for tensor in shared}
+    if ranks not in ({1}, {2}) or not all(map(_is_state, values)):
         return None
     is_alone = ranks == {1}
-    if is_alone and all(part is ROW for part in parts):
-        return call.direct()
-    form = partial(_run_cell, call.module, parts, isinstance(state, tuple))
-    return Batched(form if is_alone else folded_states(form, parts), is_direct=False)
+    if is_alone and not shared:
+        return call.direct(draws=draws)
+
+    def form(*rows: Tensor) -> Any:
+        size = rows[0].shape[: 1 if is_alone else 2]
+        args, kwargs = tree_map_only(
+            Tensor, lambda tensor: repeated(tensor, size[0]), (call.args, dict(call.kwargs))
+        )
+        args, kwargs = filled((args, kwargs), iter(rows))
+        if is_alone:
+            return call.module(*args, **kwargs)
+        args, kwargs = tree_map_only(Tensor, lambda row: row.flatten(0, 1), (args, kwargs))
+        return tree_map(lambda row: row.unflatten(0, size), call.module(*args, **kwargs))
+
+    return Batched(form, False, draws)
 
 
-def _run_cell(
-    module: nn.Module, parts: Sequence[Any], is_pair: bool, x: Tensor, *rows: Tensor
-) -> Any:
-    given = iter(rows)
-    states = [next(given) if part is ROW else repeated(part, x.size(0)) for part in parts]
-    if not states:
-        return module(x)
-    return module(x, tuple(states) if is_pair else states[0])
+def _is_state(value: Any) -> bool:
+    """Return whether an argument is a row, missing, or a tuple or list of such."""
+    if isinstance(value, tuple | list):
+        return all(map(_is_state, value))
+    return value is None or value is ROW or isinstance(value, Tensor)
 
 
-def folded_states(form: Callable[..., Any], parts: Sequence[Any]) -> Callable[..., Any]:
-    """Return the form for rows with a batch axis of their own."""
+def _shared_in(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    for item in items_of(value):
+        yield from _shared_in(item)
 
-    def run(x: Tensor, *rows: Tensor) -> Any:
-        size = x.shape[:2]
-        given = iter(rows)
-        states = [next(given) if part is ROW else repeated(part, size[0]) for part in parts]
-        every = (each.flatten(0, 1) for each in (x, *states))
-        return tree_map(lambda part: part.unflatten(0, size), form(*every))
 
-    return run
+# Recurrent layers, over sequences of one length.
 
 
 def _given(call: LayerCall, names: Sequence[str]) -> list[Any]:
@@ -245,9 +255,6 @@ def _given(call: LayerCall, names: Sequence[str]) -> list[Any]:
 
 def _ranks_of_shared(parts: Sequence[Any]) -> set[int]:
     return {part.dim() for part in parts if isinstance(part, Tensor)}
-
-
-# Recurrent layers, over sequences of one length.
 
 
 def is_layer(module: object) -> TypeGuard[nn.RNNBase]:
@@ -367,52 +374,3 @@ def _mask_of_heads(mask: Tensor, size: int, is_row: bool, heads: int) -> Tensor:
     if not is_row:
         return mask if mask.dim() == 2 else mask.repeat(size, 1, 1)
     return mask.flatten(0, 1) if mask.dim() == 4 else mask.repeat_interleave(heads, 0)
-
-
-# Cells of this package.
-
-
-@_form_of(ChildSumTreeLSTMCell, DAGNNCell, NaryTreeLSTMCell, TreeGRUCell, TreeRNNCell)
-def _recursive_cell(call: LayerCall) -> Batched | None:
-    """Run a cell on rows ``[channel]``, or ``[row, channel]`` with an axis of their own."""
-    cell: RecursiveCell = call.module
-    values = (*call.args, *call.kwargs.values())
-    ranks = {len(row.shape) for row in call.rows}
-    shared = [*_shared_in(values)]
-    if len(ranks | {tensor.dim() for tensor in shared}) != 1 or not ranks <= {1, 2}:
-        return None
-    if not all(map(_is_state, values)):
-        return None
-    draws = cell.training and cell.recurrent_dropout > 0
-    is_alone = ranks == {1}
-    if is_alone and not shared:
-        return call.direct(draws=draws)
-
-    def form(*rows: Tensor) -> Any:
-        size = rows[0].shape[: 1 if is_alone else 2]
-        args, kwargs = _with_repeated((call.args, dict(call.kwargs)), size[0])
-        args, kwargs = filled((args, kwargs), iter(rows))
-        if is_alone:
-            return cell(*args, **kwargs)
-        args, kwargs = tree_map_only(Tensor, lambda row: row.flatten(0, 1), (args, kwargs))
-        return tree_map(lambda row: row.unflatten(0, size), cell(*args, **kwargs))
-
-    return Batched(form, False, draws)
-
-
-def _is_state(value: Any) -> bool:
-    """Return whether an argument is a row, missing, or a tuple or list of such."""
-    if isinstance(value, tuple | list):
-        return all(map(_is_state, value))
-    return value is None or value is ROW or isinstance(value, Tensor)
-
-
-def _shared_in(value: Any) -> Iterator[Tensor]:
-    if isinstance(value, Tensor):
-        yield value
-    for item in items_of(value):
-        yield from _shared_in(item)
-
-
-def _with_repeated(value: Any, size: int) -> Any:
-    return tree_map_only(Tensor, lambda tensor: repeated(tensor, size), value)
