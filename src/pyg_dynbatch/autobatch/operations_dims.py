@@ -214,8 +214,8 @@ def middle(call: Call) -> Batched | None:
 def norm(call: Call) -> Batched | None:
     """Compute the norm along dimensions, or of all of a row."""
     rank = _rank_of_row(call)
-    if isinstance(call.argument("p", 1, "fro"), str) and call.argument("p", 1, "fro") != "fro":
-        return None
+    if call.argument("p", 1, "fro") != "fro" and type(call.argument("p", 1)) not in (int, float):
+        return None  # norms of matrices
     if call.argument("dim", 2) is not None:
         return along(call, "dim", 2, rank=rank)
     if call.argument("keepdim", 3):

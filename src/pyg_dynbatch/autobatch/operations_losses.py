@@ -119,7 +119,8 @@ def of_classes(call: Call) -> Batched | None:
             return total
         if is_of_probabilities:
             return total / (loss.numel() // size)
-        return total / _weights(folded, given).reshape(size, -1).sum(1)
+        weights = _weights(folded, given).to(total.dtype)
+        return total / weights.reshape(size, -1).sum(1)
 
     return call.form(form)
 
@@ -129,6 +130,6 @@ def _weights(target: Tensor, given: dict[str, Any]) -> Tensor:
     is_kept = target != given["ignore_index"]
     weight = given["weight"]
     if weight is None:
-        return is_kept.to(given["input"].dtype)
+        return is_kept
     index = target.where(is_kept, 0)
     return weight[index] * is_kept

@@ -14,6 +14,7 @@ from pyg_dynbatch.autobatch.operations_table import (
     aligned,
     form_of,
     has_row,
+    is_autocast,
     repeated,
 )
 
@@ -178,7 +179,8 @@ def diagonal_or_matrix(call: Call) -> Batched | None:
 @form_of("trace")
 def trace(call: Call) -> Batched | None:
     """Sum the diagonal."""
-    if not call.is_of_one_row or call.rank != 2:
+    # Autocast may change the dtype of sums.
+    if not call.is_of_one_row or call.rank != 2 or is_autocast():
         return None
     return call.form(lambda rows: rows.diagonal(dim1=1, dim2=2).sum(-1))
 

@@ -241,12 +241,16 @@ def items_of(value: Any) -> Iterable[Any]:
     return value if isinstance(value, tuple | list) else ()
 
 
+_DEVICES = ("cpu", "cuda", "mps", "xpu")
+
+
 def meta(value: Any) -> Any:
     """Return arguments with shared tensors without content, on the meta device."""
     if isinstance(value, Tensor):
         size, stride = value.size(), value.stride()
         return torch.empty_strided(size, stride, dtype=value.dtype, device="meta")
-    if isinstance(value, torch.device):
+    is_device = isinstance(value, str) and value.partition(":")[0] in _DEVICES
+    if is_device or isinstance(value, torch.device):
         return torch.device("meta")
     return mapped(meta, value)
 
