@@ -13,17 +13,14 @@ from torch.utils._pytree import tree_flatten
 
 from pyg_dynbatch.autobatch import (  # noqa: F401 - they fill the table
     operations_dims,
-    operations_elementwise,
-    operations_index,
-    operations_losses,
     operations_nn,
-    operations_products,
+    operations_numbers,
     operations_shape,
 )
 from pyg_dynbatch.autobatch.operations_table import ROW as ROW
 from pyg_dynbatch.autobatch.operations_table import TABLE as TABLE
 from pyg_dynbatch.autobatch.operations_table import Batched as Batched
-from pyg_dynbatch.autobatch.operations_table import Call, items_of, meta
+from pyg_dynbatch.autobatch.operations_table import TorchCall, items_of, meta
 from pyg_dynbatch.autobatch.operations_table import named as named
 from pyg_dynbatch.core.types import TensorType
 
@@ -52,8 +49,8 @@ def batched(
     name, maker = TABLE.get(func, ("", None))
     if maker is None or not rows or not _are_plain(args, kwargs):
         return None
-    call = Call(func, name, args, kwargs, rows)
-    empty = Call(func, name, meta(call.args), meta(call.kwargs), rows)
+    call = TorchCall(func, name, args, kwargs, rows)
+    empty = TorchCall(func, name, meta(call.args), meta(call.kwargs), rows)
     with torch.no_grad():
         try:
             found = maker(empty)
@@ -78,7 +75,7 @@ def _is_strided(value: Any) -> bool:
     return all(map(_is_strided, items_of(value)))
 
 
-def _keeps_types(call: Call, found: Batched) -> bool:
+def _keeps_types(call: TorchCall, found: Batched) -> bool:
     """Return whether stacked rows give stacked results, of the same dtypes.
 
     A row without dimensions takes less part in the promotion of dtypes than when it is stacked.

@@ -7,11 +7,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from pyg_dynbatch.autobatch.operations_numbers import elementwise
 from pyg_dynbatch.autobatch.operations_table import (
     ROW,
     Batched,
-    Call,
     Form,
+    TorchCall,
     aligned,
     form_of,
     form_of_functions,
@@ -37,7 +38,7 @@ def from_end(dim: Any, rank: int) -> Any:
 
 
 def along(
-    call: Call, name: str, position: int, default: Any = None, *, rank: int | None = None
+    call: TorchCall, name: str, position: int, default: Any = None, *, rank: int | None = None
 ) -> Batched | None:
     """Run a call along the same dimensions, counted from the end."""
     rank = call.rank if rank is None else rank
@@ -52,7 +53,7 @@ def along(
 
 
 def along_several(
-    call: Call, arguments: Sequence[tuple[str, int, Any]], rank: int
+    call: TorchCall, arguments: Sequence[tuple[str, int, Any]], rank: int
 ) -> Batched | None:
     """Run a call along the same dimensions, each of them an argument."""
     shifted = call
@@ -68,7 +69,7 @@ def along_several(
     return call.form(shifted.on_stacked_rows)
 
 
-def _rank_of_row(call: Call) -> int:
+def _rank_of_row(call: TorchCall) -> int:
     """Return the rank of the only row.
 
     Raises:
@@ -80,19 +81,19 @@ def _rank_of_row(call: Call) -> int:
 
 
 @form_of("softmax log_softmax softmin cumsum cumprod logcumsumexp cummax cummin")
-def along_required(call: Call) -> Batched | None:
+def along_required(call: TorchCall) -> Batched | None:
     """Compute along a dimension that has to be given."""
     return along(call, "dim", 1, rank=_rank_of_row(call))
 
 
 @form_of_functions(Tensor.unfold)
-def windows(call: Call) -> Batched | None:
+def windows(call: TorchCall) -> Batched | None:
     """Take windows along a dimension."""
     return along(call, "dimension", 1, rank=_rank_of_row(call))
 
 
 @form_of("argsort sort glu")
-def along_last(call: Call) -> Batched | None:
+def along_last(call: TorchCall) -> Batched | None:
     """Compute along a dimension, by default the last."""
     if "stable" in call.kwargs and call.args[1:]:
         return None
@@ -100,19 +101,19 @@ def along_last(call: Call) -> Batched | None:
 
 
 @form_of("topk kthvalue diff")
-def along_last_after_count(call: Call) -> Batched | None:
+def along_last_after_count(call: TorchCall) -> Batched | None:
     """Compute along a dimension, by default the last, after a number."""
     return along(call, "dim", 2, -1, rank=_rank_of_row(call))
 
 
 @form_of("unbind")
-def taken_apart(call: Call) -> Batched | None:
+def taken_apart(call: TorchCall) -> Batched | None:
     """Take a row apart."""
     return along(call, "dim", 1, 0, rank=_rank_of_row(call))
 
 
 @form_of("chunk split split_with_sizes tensor_split repeat_interleave select narrow")
-def split(call: Call) -> Batched | None:
+def split(call: TorchCall) -> Batched | None:
     """Take parts of a row, or repeat its entries."""
     position = 1 if call.name in ("select", "narrow") else 2
     if call.name == "repeat_interleave":
@@ -121,7 +122,7 @@ def split(call: Call) -> Batched | None:
     return along(call, "dim", position, default, rank=_rank_of_row(call))
 
 
-def _interleaved(call: Call) -> Batched | None:
+def _interleaved(call: TorchCall) -> Batched | None:
     rank = _rank_of_row(call)
     if call.argument("dim", 2) is not None:
         return along(call, "dim", 2, rank=rank)
@@ -130,13 +131,13 @@ def _interleaved(call: Call) -> Batched | None:
 
 
 @form_of_functions(F.normalize)
-def normalized(call: Call) -> Batched | None:
+def normalized(call: TorchCall) -> Batched | None:
     """Divide by the norm along a dimension."""
     return along(call, "dim", 2, 1, rank=_rank_of_row(call))
 
 
 @form_of("cosine_similarity")
-def similarity(call: Call) -> Batched | None:
+def similarity(call: TorchCall) -> Batched | None:
     """Compare along a dimension of two tensors that are broadcast."""
     rank = call.rank
     last = from_end(call.argument("dim", 2, 1), rank)
@@ -148,9 +149,16 @@ def similarity(call: Call) -> Batched | None:
 
 
 @form_of("pairwise_distance cdist")
-def distance(call: Call) -> Batched | None:
+def distance(call: TorchCall) -> Batched | None:
     """Compare along the last dimension."""
     return call.direct() if call.has_equal_rows and call.rank else None
+
+
+@form_of_functions(F.gumbel_softmax)
+def gumbel_softmax(call: TorchCall) -> Batched | None:
+    """Draw along a dimension."""
+    found = along(call, "dim", 4, -1) if call.is_of_one_row else None
+    return None if found is None else found._replace(draws=True)
 
 
 # Reductions.
@@ -168,10 +176,10 @@ def _flat(rows: Tensor) -> Tensor:
     "sum nansum mean nanmean prod amax amin max min logsumexp argmax argmin any all var std "
     "var_mean std_mean count_nonzero _is_all_true _is_any_true"
 )
-def reduced(call: Call) -> Batched | None:
+def reduced(call: TorchCall) -> Batched | None:
     """Reduce along dimensions, or all of a row."""
     if call.name in ("max", "min") and len(call.operands) == 2:
-        return _larger(call)
+        return elementwise(call)  # the larger or smaller of two tensors
     rank = _rank_of_row(call)
     dim = call.argument("dim", 1)
     if dim is not None:
@@ -193,15 +201,8 @@ def reduced(call: Call) -> Batched | None:
     return call.form(form)
 
 
-def _larger(call: Call) -> Batched | None:
-    """Take the larger or smaller of two tensors."""
-    from pyg_dynbatch.autobatch.operations_elementwise import elementwise
-
-    return elementwise(call)
-
-
 @form_of("median nanmedian")
-def middle(call: Call) -> Batched | None:
+def middle(call: TorchCall) -> Batched | None:
     """Take the median; that of all of a row spreads its gradient over equal entries."""
     rank = _rank_of_row(call)
     if call.argument("dim", 1) is not None:
@@ -211,7 +212,7 @@ def middle(call: Call) -> Batched | None:
 
 
 @form_of("norm")
-def norm(call: Call) -> Batched | None:
+def norm(call: TorchCall) -> Batched | None:
     """Compute the norm along dimensions, or of all of a row."""
     rank = _rank_of_row(call)
     if call.argument("p", 1, "fro") != "fro" and type(call.argument("p", 1)) not in (int, float):
@@ -225,7 +226,7 @@ def norm(call: Call) -> Batched | None:
 
 
 @form_of_functions(torch.linalg.vector_norm)
-def vector_norm(call: Call) -> Batched | None:
+def vector_norm(call: TorchCall) -> Batched | None:
     """Compute the norm along dimensions, or of all of a row."""
     rank = _rank_of_row(call)
     if call.argument("dim", 2) is not None:
@@ -240,7 +241,7 @@ def vector_norm(call: Call) -> Batched | None:
 
 
 @form_of("gather take_along_dim scatter scatter_add scatter_reduce")
-def gathered(call: Call) -> Batched | None:
+def gathered(call: TorchCall) -> Batched | None:
     """Read or write at indices along a dimension; tensors that all rows share are repeated."""
     name, position = ("dim", 2) if call.name == "take_along_dim" else ("dim", 1)
     rank = call.rank
@@ -271,11 +272,11 @@ def _row_or_repeated(value: Any, rows: Any, size: int) -> Any:
 
 
 @form_of("index_select")
-def selected(call: Call) -> Batched | None:
+def selected(call: TorchCall) -> Batched | None:
     """Select entries along a dimension; the indices, or what they refer to, may be shared."""
-    values = call.bound("input dim index") if "self" not in call.kwargs else {}
+    values = call.bound("input dim index")
     source, index = values["input"], values["index"]
-    operands = dict(zip([n for n in values if n != "dim"], call.operands, strict=True))
+    operands = call.types_of(values)
     rank = len(operands["input"].shape)
     if rank == 0 or len(operands["index"].shape) != 1:
         return None
@@ -301,7 +302,7 @@ def selected(call: Call) -> Batched | None:
 
 
 @form_of_functions(F.one_hot)
-def one_hot(call: Call) -> Batched | None:
+def one_hot(call: TorchCall) -> Batched | None:
     """Mark one of a number of classes that is given."""
     number = call.argument("num_classes", 1, -1)
     if not call.is_of_one_row or has_tensor(number) or number < 1:

@@ -1,4 +1,4 @@
-"""What layers call, in the table: linear maps, normalization, convolution, attention."""
+"""What layers call, in the table: linear maps, normalization, attention, losses."""
 
 from typing import Any
 
@@ -10,8 +10,8 @@ from torch.utils._pytree import tree_map
 from pyg_dynbatch.autobatch.operations_table import (
     ROW,
     Batched,
-    Call,
     Form,
+    TorchCall,
     aligned,
     filled,
     form_of,
@@ -33,16 +33,16 @@ def folded(form: Form) -> Form:
     return run
 
 
-def _is_row(call: Call) -> bool:
+def _is_row(call: TorchCall) -> bool:
     """Return whether the first argument is a row, and no other."""
     return len(call.rows) == 1 and call.args[:1] == (ROW,)
 
 
 @form_of("linear")
-def linear(call: Call) -> Batched | None:
+def linear(call: TorchCall) -> Batched | None:
     """Multiply with a shared matrix, or with one of each row."""
     values = call.bound("input weight bias")
-    types = _types(call, values)
+    types = call.types_of(values)
     if values["weight"] is not ROW and values["bias"] is not ROW:
         return call.direct() if types["input"].shape else None
     if len(types["weight"].shape) != 2 or not types["input"].shape or is_autocast():
@@ -63,14 +63,8 @@ def linear(call: Call) -> Batched | None:
     return call.form(form)
 
 
-def _types(call: Call, values: dict[str, Any]) -> dict[str, Any]:
-    """Return the type of each row or shared tensor, by the name of the argument."""
-    names = [name for name in values if values[name] is ROW or isinstance(values[name], Tensor)]
-    return dict(zip(names, call.operands, strict=True))
-
-
 @form_of("bilinear")
-def bilinear(call: Call) -> Batched | None:
+def bilinear(call: TorchCall) -> Batched | None:
     """Multiply two rows with shared matrices."""
     values = call.bound("input1 input2 weight bias")
     types: list[TensorType] = list(call.rows)
@@ -81,7 +75,7 @@ def bilinear(call: Call) -> Batched | None:
 
 
 @form_of_functions(F.embedding)
-def embedding(call: Call) -> Batched | None:
+def embedding(call: TorchCall) -> Batched | None:
     """Look up rows of a shared matrix."""
     names = "input weight padding_idx max_norm norm_type scale_grad_by_freq sparse"
     values = call.bound(names)
@@ -92,7 +86,7 @@ def embedding(call: Call) -> Batched | None:
 
 
 @form_of_functions(torch.embedding)
-def embedding_natively(call: Call) -> Batched | None:
+def embedding_natively(call: TorchCall) -> Batched | None:
     """Look up rows of a shared matrix."""
     values = call.bound("weight indices padding_idx scale_grad_by_freq sparse")
     changes = values["scale_grad_by_freq"] or values["sparse"]
@@ -105,13 +99,13 @@ def embedding_natively(call: Call) -> Batched | None:
 
 
 @form_of("layer_norm rms_norm")
-def normalized_over_last(call: Call) -> Batched | None:
+def normalized_over_last(call: TorchCall) -> Batched | None:
     """Normalize over the last dimensions."""
     return call.direct() if _is_row(call) else None
 
 
 @form_of("group_norm")
-def normalized_in_groups(call: Call) -> Batched | None:
+def normalized_in_groups(call: TorchCall) -> Batched | None:
     """Normalize groups of channels; each row has a batch axis of its own."""
     if not _is_row(call) or len(call.rows[0].shape) < 2:
         return None
@@ -119,7 +113,7 @@ def normalized_in_groups(call: Call) -> Batched | None:
 
 
 @form_of_functions(F.batch_norm)
-def normalized_by_statistics(call: Call) -> Batched | None:
+def normalized_by_statistics(call: TorchCall) -> Batched | None:
     """Normalize by known statistics; each row has a batch axis of its own."""
     names = "input running_mean running_var weight bias training momentum eps"
     values = call.bound(names, training=False)
@@ -129,7 +123,7 @@ def normalized_by_statistics(call: Call) -> Batched | None:
 
 
 @form_of("prelu")
-def with_learned_slope(call: Call) -> Batched | None:
+def with_learned_slope(call: TorchCall) -> Batched | None:
     """Scale what is negative; with a slope of each channel, rows have a batch axis of their own."""
     if not _is_row(call) or len(call.operands) != 2:
         return None
@@ -141,7 +135,7 @@ def with_learned_slope(call: Call) -> Batched | None:
 # Convolution and pooling.
 
 
-def _over_space(call: Call, dimensions: int, *, channels: int = 1) -> Batched | None:
+def _over_space(call: TorchCall, dimensions: int, *, channels: int = 1) -> Batched | None:
     """Run a call on rows with or without a batch axis of their own."""
     if not _is_row(call):
         return None
@@ -159,14 +153,14 @@ def _over_space(call: Call, dimensions: int, *, channels: int = 1) -> Batched | 
     "avg_pool2d avg_pool3d adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d "
     "adaptive_max_pool1d adaptive_max_pool2d adaptive_max_pool3d lp_pool1d lp_pool2d"
 )
-def over_space(call: Call) -> Batched | None:
+def over_space(call: TorchCall) -> Batched | None:
     """Slide over the last dimensions."""
     number = next(int(letter) for letter in call.name if letter.isdigit())
     return _over_space(call, number)
 
 
 @form_of_functions(F.interpolate)
-def resized(call: Call) -> Batched | None:
+def resized(call: TorchCall) -> Batched | None:
     """Resize rows with a batch axis of their own."""
     if not _is_row(call) or len(call.rows[0].shape) < 3:
         return None
@@ -174,7 +168,7 @@ def resized(call: Call) -> Batched | None:
 
 
 @form_of_functions(F.pad)
-def padded(call: Call) -> Batched | None:
+def padded(call: TorchCall) -> Batched | None:
     """Pad the last dimensions."""
     pad = call.argument("pad", 1)
     if not _is_row(call) or not isinstance(pad, tuple | list):
@@ -188,11 +182,11 @@ def padded(call: Call) -> Batched | None:
 
 
 @form_of("scaled_dot_product_attention")
-def attention(call: Call) -> Batched | None:
+def attention(call: TorchCall) -> Batched | None:
     """Attend; a mask may have fewer dimensions."""
     names = "query key value attn_mask dropout_p is_causal scale enable_gqa"
     values = call.bound(names, dropout_p=0.0)
-    types = _types(call, values)
+    types = call.types_of(values)
     rank = len(types["query"].shape)
     masked = types.pop("attn_mask", None)
     if any(len(each.shape) != rank for each in types.values()) or rank < 2:
@@ -215,3 +209,120 @@ def attention(call: Call) -> Batched | None:
         return func(**given)
 
     return call.form(form, draws=draws)
+
+
+# Losses: of each row, where the function would average over all of them.
+
+_LEGACY = " size_average reduce reduction"
+_NAMES = {
+    "mse_loss": "input target" + _LEGACY,
+    "l1_loss": "input target" + _LEGACY,
+    "smooth_l1_loss": "input target" + _LEGACY + " beta",
+    "huber_loss": "input target reduction delta",
+    "binary_cross_entropy": "input target weight" + _LEGACY,
+    "binary_cross_entropy_with_logits": "input target weight" + _LEGACY + " pos_weight",
+    "kl_div": "input target" + _LEGACY + " log_target",
+    "cross_entropy":
+        "input target weight size_average ignore_index reduce reduction label_smoothing",
+    "nll_loss": "input target weight size_average ignore_index reduce reduction",
+}  # fmt: skip
+_DEFAULTS = {"beta": 1.0, "delta": 1.0, "log_target": False}
+
+
+def _arguments(call: TorchCall, **defaults: Any) -> dict[str, Any]:
+    values = call.bound(_NAMES[call.name], reduction="mean", **defaults)
+    if values.pop("size_average", None) is not None or values.pop("reduce", None) is not None:
+        raise ValueError("arguments of the past")
+    if values["reduction"] not in ("none", "mean", "sum", "batchmean"):
+        raise ValueError(values["reduction"])
+    return values
+
+
+@form_of_functions(
+    F.mse_loss,
+    F.l1_loss,
+    F.smooth_l1_loss,
+    F.huber_loss,
+    F.binary_cross_entropy,
+    F.binary_cross_entropy_with_logits,
+    F.kl_div,
+)
+def of_elements(call: TorchCall) -> Batched | None:
+    """Compute the loss of each element, then sum or average those of a row."""
+    values = _arguments(call, **{n: d for n, d in _DEFAULTS.items() if n in _NAMES[call.name]})
+    types = call.types_of(values)
+    if types["input"].shape != types["target"].shape:
+        return None
+    rank = len(types["input"].shape)
+    if any(len(each.shape) > rank for each in types.values()):
+        return None
+    reduction = values.pop("reduction")
+    is_even = values["input"] is values["target"] is ROW
+    is_even &= all(len(row.shape) == rank for row in call.rows)
+    if reduction == "none" and is_even:
+        return call.direct()
+    func = call.func
+    count = types["input"].shape[0] if rank and reduction == "batchmean" else 1
+
+    def form(*rows: Tensor) -> Tensor:
+        given = filled(values, iter(aligned(row, rank) for row in rows))
+        for name in "input", "target":
+            if values[name] is not ROW:
+                given[name] = repeated(given[name], rows[0].size(0))
+        loss = func(**given, reduction="none")
+        if reduction == "none":
+            return loss
+        loss = loss.flatten(1) if rank else loss.unsqueeze(1)
+        return loss.mean(1) if reduction == "mean" else loss.sum(1) / count
+
+    return call.form(form)
+
+
+@form_of_functions(F.cross_entropy, F.nll_loss)
+def of_classes(call: TorchCall) -> Batched | None:
+    """Compute the loss of each element, then sum or average those of a row by weight."""
+    smoothing = {"label_smoothing": 0.0} if call.name == "cross_entropy" else {}
+    values = _arguments(call, ignore_index=-100, **smoothing)
+    types = call.types_of(values)
+    rank = len(types["input"].shape)
+    if values["weight"] is ROW or not rank or values["input"] is not ROW:
+        return None
+    reduction = values.pop("reduction")
+    if reduction == "none" and rank == 1 and values["target"] is ROW:
+        return call.direct()
+    if values["target"] is not ROW and not isinstance(values["target"], Tensor):
+        return None
+    has_batch = rank > 1
+    func = call.func
+    is_of_probabilities = types["target"].dtype.is_floating_point
+
+    def form(*rows: Tensor) -> Tensor:
+        given = filled(values, iter(rows))
+        size = rows[0].size(0)
+        target = given["target"]
+        target = target if values["target"] is ROW else repeated(target, size)
+        given["input"] = given["input"].flatten(0, 1) if has_batch else given["input"]
+        given["target"] = folded = target.flatten(0, 1) if has_batch else target
+        loss = func(**given, reduction="none")
+        loss = loss.unflatten(0, (size, -1)) if has_batch else loss
+        if reduction == "none":
+            return loss
+        total = loss.flatten(1).sum(1) if has_batch else loss
+        if reduction == "sum":
+            return total
+        if is_of_probabilities:
+            return total / (loss.numel() // size)
+        weights = _weights(folded, given).to(total.dtype)
+        return total / weights.reshape(size, -1).sum(1)
+
+    return call.form(form)
+
+
+def _weights(target: Tensor, given: dict[str, Any]) -> Tensor:
+    """Return the weight of each element, zero where it is ignored."""
+    is_kept = target != given["ignore_index"]
+    weight = given["weight"]
+    if weight is None:
+        return is_kept
+    index = target.where(is_kept, 0)
+    return weight[index] * is_kept

@@ -1,4 +1,4 @@
-"""Functions of the table that change the shape of rows, or join rows."""
+"""Functions of the table that change the shape of rows, join rows, or index them."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -10,26 +10,27 @@ from pyg_dynbatch.autobatch.operations_dims import along, along_several, from_en
 from pyg_dynbatch.autobatch.operations_table import (
     ROW,
     Batched,
-    Call,
+    TorchCall,
     aligned,
     form_of,
     has_row,
     is_autocast,
     repeated,
 )
+from pyg_dynbatch.core.types import TensorType
 
 # Of equal elements in the same order.
 
 
 @form_of("view reshape ravel atleast_1d atleast_2d atleast_3d")
-def reshaped(call: Call) -> Batched | None:
+def reshaped(call: TorchCall) -> Batched | None:
     """Give each row the shape that the call gives to one."""
     if not call.is_of_one_row or isinstance(call.argument("dtype", 1), torch.dtype):
         return None
     return _of_shape(call)
 
 
-def _of_shape(call: Call) -> Batched | None:
+def _of_shape(call: TorchCall) -> Batched | None:
     if not isinstance(call.result, Tensor):
         return None
     shape = tuple(call.result.shape)
@@ -45,7 +46,7 @@ _SHAPING: dict[str, list[tuple[str, int, Any]]] = {
 
 
 @form_of("flatten unflatten squeeze unsqueeze")
-def shaped_along(call: Call) -> Batched | None:
+def shaped_along(call: TorchCall) -> Batched | None:
     """Join, split, drop or insert dimensions."""
     if not call.is_of_one_row:
         return None
@@ -58,7 +59,7 @@ def shaped_along(call: Call) -> Batched | None:
 
 
 @form_of("view_as reshape_as expand_as")
-def shaped_like(call: Call) -> Batched | None:
+def shaped_like(call: TorchCall) -> Batched | None:
     """Give a row the shape of another."""
     if len(call.args) != 2 or call.args[0] is not ROW:
         return None
@@ -75,7 +76,7 @@ def _expanded(rows: Tensor, shape: tuple[int, ...]) -> Tensor:
 
 
 @form_of("expand broadcast_to")
-def expanded(call: Call) -> Batched | None:
+def expanded(call: TorchCall) -> Batched | None:
     """Repeat rows without copies."""
     if not call.is_of_one_row:
         return None
@@ -84,7 +85,7 @@ def expanded(call: Call) -> Batched | None:
 
 
 @form_of("repeat tile")
-def repeated_rows(call: Call) -> Batched | None:
+def repeated_rows(call: TorchCall) -> Batched | None:
     """Repeat rows with copies."""
     if not call.is_of_one_row:
         return None
@@ -94,7 +95,7 @@ def repeated_rows(call: Call) -> Batched | None:
     return call.form(lambda rows: aligned(rows, len(every)).repeat(1, *every))
 
 
-def _numbers(call: Call) -> tuple[int, ...]:
+def _numbers(call: TorchCall) -> tuple[int, ...]:
     """Return numbers that are given one by one, or in a container."""
     values = (*call.args[1:], *(call.kwargs[name] for name in call.kwargs if name != "input"))
     if len(values) == 1 and isinstance(values[0], tuple | list):
@@ -108,7 +109,7 @@ def _numbers(call: Call) -> tuple[int, ...]:
 
 
 @form_of("permute")
-def permuted(call: Call) -> Batched | None:
+def permuted(call: TorchCall) -> Batched | None:
     """Order dimensions."""
     if not call.is_of_one_row:
         return None
@@ -117,7 +118,7 @@ def permuted(call: Call) -> Batched | None:
 
 
 @form_of("flip")
-def flipped(call: Call) -> Batched | None:
+def flipped(call: TorchCall) -> Batched | None:
     """Turn around dimensions."""
     if not call.is_of_one_row or not call.rank:
         return None
@@ -129,7 +130,7 @@ def flipped(call: Call) -> Batched | None:
 
 
 @form_of("roll")
-def rolled(call: Call) -> Batched | None:
+def rolled(call: TorchCall) -> Batched | None:
     """Roll along dimensions, or along all elements of a row."""
     if not call.is_of_one_row or not call.rank:
         return None
@@ -150,7 +151,7 @@ _PAIRS: dict[str, list[tuple[str, int, Any]]] = {
 
 
 @form_of("transpose swapdims swapaxes movedim moveaxis diagonal")
-def of_two_dimensions(call: Call) -> Batched | None:
+def of_two_dimensions(call: TorchCall) -> Batched | None:
     """Exchange or move dimensions, or take a diagonal."""
     if not call.is_of_one_row or not call.rank:
         return None
@@ -158,7 +159,7 @@ def of_two_dimensions(call: Call) -> Batched | None:
 
 
 @form_of("diag_embed")
-def diagonal_matrices(call: Call) -> Batched | None:
+def diagonal_matrices(call: TorchCall) -> Batched | None:
     """Make matrices with a row as diagonal."""
     if not call.is_of_one_row or not call.rank:
         return None
@@ -166,7 +167,7 @@ def diagonal_matrices(call: Call) -> Batched | None:
 
 
 @form_of("diag")
-def diagonal_or_matrix(call: Call) -> Batched | None:
+def diagonal_or_matrix(call: TorchCall) -> Batched | None:
     """Make a matrix of a vector, and a vector of a matrix."""
     if not call.is_of_one_row:
         return None
@@ -177,7 +178,7 @@ def diagonal_or_matrix(call: Call) -> Batched | None:
 
 
 @form_of("trace")
-def trace(call: Call) -> Batched | None:
+def trace(call: TorchCall) -> Batched | None:
     """Sum the diagonal."""
     # Autocast may change the dtype of sums.
     if not call.is_of_one_row or call.rank != 2 or is_autocast():
@@ -186,13 +187,13 @@ def trace(call: Call) -> Batched | None:
 
 
 @form_of("tril triu mT mH adjoint")
-def of_matrices(call: Call) -> Batched | None:
+def of_matrices(call: TorchCall) -> Batched | None:
     """Take part of a matrix, or transpose it."""
     return call.direct() if call.is_of_one_row and call.rank >= 2 else None
 
 
 @form_of("t T H")
-def transposed(call: Call) -> Batched | None:
+def transposed(call: TorchCall) -> Batched | None:
     """Transpose a matrix; anything smaller stays as it is."""
     if not call.is_of_one_row or call.rank > 2:
         return None
@@ -206,7 +207,7 @@ def transposed(call: Call) -> Batched | None:
 
 
 @form_of("cat concat concatenate stack")
-def joined(call: Call) -> Batched | None:
+def joined(call: TorchCall) -> Batched | None:
     """Join rows and tensors that all rows share."""
     values = call.bound("tensors dim", dim=0)
     parts = values["tensors"]
@@ -221,14 +222,14 @@ def joined(call: Call) -> Batched | None:
     return call.form(lambda *rows: func(_all_rows(parts, rows), dim=last))
 
 
-def _joined_rows(call: Call, last: int, is_direct: bool) -> Batched:
+def _joined_rows(call: TorchCall, last: int, is_direct: bool) -> Batched:
     if is_direct:
         return call.direct()
     func = call.func
     return call.form(lambda *rows: func(rows, dim=last))
 
 
-def _ranks_of_parts(call: Call, parts: Any) -> list[int]:
+def _ranks_of_parts(call: TorchCall, parts: Any) -> list[int]:
     if not isinstance(parts, tuple | list) or has_row(call.kwargs.get("dim")):
         raise TypeError(f"{call.name}() of no list")
     types = iter(call.rows)
@@ -243,7 +244,7 @@ def _all_rows(parts: Sequence[Any], rows: Sequence[Tensor]) -> list[Tensor]:
 
 
 @form_of("hstack vstack row_stack column_stack")
-def stacked(call: Call) -> Batched | None:
+def stacked(call: TorchCall) -> Batched | None:
     """Join rows as columns, or side by side, or below each other."""
     parts = call.bound("tensors")["tensors"]
     ranks = _ranks_of_parts(call, parts)
@@ -257,7 +258,7 @@ def stacked(call: Call) -> Batched | None:
     return _joined_as(call, parts, dim=1, shape=(1, -1) if rank < 2 else None)
 
 
-def _joined_as(call: Call, parts: Any, dim: int, shape: tuple[int, ...] | None) -> Batched:
+def _joined_as(call: TorchCall, parts: Any, dim: int, shape: tuple[int, ...] | None) -> Batched:
     def form(*rows: Tensor) -> Tensor:
         every = _all_rows(parts, rows)
         if shape is not None:
@@ -268,7 +269,7 @@ def _joined_as(call: Call, parts: Any, dim: int, shape: tuple[int, ...] | None) 
 
 
 @form_of("pad_sequence")
-def padded(call: Call) -> Batched | None:
+def padded(call: TorchCall) -> Batched | None:
     """Append the padding value to shorter sequences, and stack them."""
     names = "sequences batch_first padding_value padding_side"
     values = call.bound(names, batch_first=False, padding_value=0.0, padding_side="right")
@@ -288,3 +289,109 @@ def padded(call: Call) -> Batched | None:
         return torch.stack(every, axis)
 
     return call.form(form)
+
+
+# Indexing, with numbers, slices and lists, and with rows of integers.
+
+_INTEGERS = (torch.int64, torch.int32)
+
+
+@form_of("__getitem__")
+def indexed(call: TorchCall) -> Batched | None:
+    """Index each row, or index with rows."""
+    if len(call.args) != 2:
+        return None
+    source, index = call.args
+    items = index if isinstance(index, tuple) else (index,)
+    if not all(map(_is_plain, items)) or not _has_neighbours(items):
+        return None
+    if has_row(index):
+        return _indexed_with_rows(call, source, items)
+    if source is not ROW:
+        return None
+    if items[:1] == (Ellipsis,):
+        return call.direct()
+    return call.form(lambda rows: rows[(slice(None), *items)])
+
+
+def _is_plain(item: Any) -> bool:
+    """Return whether an item of an index is of a kind that has one meaning."""
+    if isinstance(item, slice):
+        return all(type(n) in (int, type(None)) for n in (item.start, item.stop, item.step))
+    if isinstance(item, Tensor):
+        return item.dtype in _INTEGERS and item.dim() > 0
+    if isinstance(item, list):
+        return bool(item) and all(type(n) is int for n in item)
+    return item is ROW or item is None or item is Ellipsis or type(item) is int
+
+
+def _is_advanced(item: Any) -> bool:
+    return item is ROW or isinstance(item, list | Tensor)
+
+
+def _has_neighbours(items: Sequence[Any]) -> bool:
+    """Return whether all lists and tensors of an index follow one another.
+
+    If they do not, their dimensions come first in the result, batch axis or not.
+    """
+    places = [place for place, item in enumerate(items) if _is_advanced(item)]
+    return not places or len(places) == places[-1] - places[0] + 1
+
+
+def _indexed_with_rows(call: TorchCall, source: Any, items: tuple[Any, ...]) -> Batched | None:
+    """Index with rows of integers; the dimensions of the index come after the batch axis."""
+    types = list(call.rows)
+    source_rank = len(types.pop(0).shape) if source is ROW else source.dim()
+    if not all(each.dtype in _INTEGERS for each in types):
+        return None
+    items = _without_ellipsis(items, source_rank)
+    first = next(place for place, item in enumerate(items) if _is_advanced(item))
+    leading = sum(type(item) is not int for item in items[:first])
+    rank = _rank_of_index(items, types)
+    call.result = _result_with_numbers(call, items, types)
+
+    def form(*rows: Tensor) -> Tensor:
+        given = iter(rows)
+        of = next(given) if source is ROW else source
+        index = tuple(_advanced(item, given, rank) for item in items)
+        if source is not ROW:
+            return of[index].movedim(leading, 0)
+        number = torch.arange(of.size(0), device=of.device)
+        number = number.reshape(-1, *(1,) * rank)
+        # Apart from the others, it brings their dimensions to the front.
+        found = of[(number, *index)]
+        if not leading:
+            return found
+        return found.movedim(list(range(1, 1 + rank)), list(range(1 + leading, 1 + leading + rank)))
+
+    return call.form(form)
+
+
+def _without_ellipsis(items: tuple[Any, ...], rank: int) -> tuple[Any, ...]:
+    """Write out what an ellipsis stands for."""
+    if Ellipsis not in [item for item in items if not isinstance(item, Tensor)]:
+        return items
+    place = next(place for place, item in enumerate(items) if item is Ellipsis)
+    used = sum(item is not None and item is not Ellipsis for item in items)
+    return (*items[:place], *[slice(None)] * (rank - used), *items[place + 1 :])
+
+
+def _rank_of_index(items: Sequence[Any], types: Sequence[TensorType]) -> int:
+    ranks = [len(each.shape) for each in types]
+    ranks += [item.dim() for item in items if isinstance(item, Tensor)]
+    return max(ranks + [1 for item in items if isinstance(item, list)])
+
+
+def _advanced(item: Any, rows: Any, rank: int) -> Any:
+    return aligned(next(rows), rank) if item is ROW else item
+
+
+def _result_with_numbers(call: TorchCall, items: Sequence[Any], types: Sequence[TensorType]) -> Any:
+    """Return the result of one row, without content; an index without dimensions is a number."""
+    given = iter(call.meta_rows(None))
+    of = next(given) if call.args[0] is ROW else call.args[0].to("meta")
+    index = []
+    for item in items:
+        row = next(given) if item is ROW else item
+        index.append(0 if isinstance(row, Tensor) and row.dim() == 0 else row)
+    return of[tuple(index)]

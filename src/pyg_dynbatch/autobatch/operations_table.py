@@ -4,7 +4,7 @@ A maker is given a call and returns how it is run on stacked rows, or ``None``. 
 the functions and methods of some names::
 
     @form_of("fliplr")
-    def flipped_columns(call: Call) -> Batched | None:
+    def flipped_columns(call: TorchCall) -> Batched | None:
         return call.form(lambda rows: rows.flip(2))
 """
 
@@ -48,7 +48,7 @@ class Batched(NamedTuple):
     is_constant: bool = False
 
 
-class Call:
+class TorchCall:
     """A call of a function of torch on one row.
 
     Args:
@@ -93,11 +93,7 @@ class Call:
         """Rows, as their types, and tensors that all rows share, in order; none in containers."""
         types = iter(self.rows)
         values = (*self.args, *self.kwargs.values())
-        return [
-            next(types) if value is ROW else value
-            for value in values
-            if value is ROW or isinstance(value, Tensor)
-        ]
+        return [next(types) if value is ROW else value for value in values if is_tensor(value)]
 
     @property
     def has_nested_rows(self) -> bool:
@@ -128,7 +124,7 @@ class Call:
             return self.kwargs[name]
         return self.args[position] if len(self.args) > position else default
 
-    def with_argument(self, name: str, position: int, value: Any) -> "Call":
+    def with_argument(self, name: str, position: int, value: Any) -> "TorchCall":
         """Return the call with an argument replaced."""
         args = self.args
         kwargs = self.kwargs
@@ -136,7 +132,7 @@ class Call:
             args = (*args[:position], value, *args[position + 1 :])
         else:
             kwargs = {**kwargs, name: value}
-        return Call(self.func, self.name, args, kwargs, self.rows)
+        return TorchCall(self.func, self.name, args, kwargs, self.rows)
 
     def bound(self, names: str, **defaults: Any) -> dict[str, Any]:
         """Return the arguments by name, those that are given first and in the order of rows.
@@ -150,6 +146,11 @@ class Call:
             raise TypeError(f"{self.name}() takes {names}")
         given |= self.kwargs
         return given | {name: defaults.get(name) for name in known if name not in given}
+
+    def types_of(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the type of each row, and each shared tensor, by the name of the argument."""
+        names = [name for name in values if is_tensor(values[name])]
+        return dict(zip(names, self.operands, strict=True))
 
     @property
     def on_stacked_rows(self) -> Form:
@@ -165,7 +166,7 @@ class Call:
         return Batched(form, is_direct=False, draws=draws)
 
 
-Maker = Callable[[Call], Batched | None]
+Maker = Callable[[TorchCall], Batched | None]
 
 TABLE: dict[Any, tuple[str, Maker]] = {}
 """The name and the maker of each function of the table."""
@@ -222,6 +223,11 @@ def filled(value: Any, rows: Iterator[Any]) -> Any:
     return next(rows) if value is ROW else mapped(lambda item: filled(item, rows), value)
 
 
+def is_tensor(value: Any) -> bool:
+    """Return whether an argument is a row or a shared tensor."""
+    return value is ROW or isinstance(value, Tensor)
+
+
 def has_row(value: Any) -> bool:
     """Return whether there is a row in nested containers."""
     return value is ROW or any(map(has_row, items_of(value)))
@@ -229,7 +235,7 @@ def has_row(value: Any) -> bool:
 
 def has_tensor(value: Any) -> bool:
     """Return whether there is a row or a shared tensor in nested containers."""
-    return value is ROW or isinstance(value, Tensor) or any(map(has_tensor, items_of(value)))
+    return is_tensor(value) or any(map(has_tensor, items_of(value)))
 
 
 def items_of(value: Any) -> Iterable[Any]:
