@@ -94,6 +94,9 @@ def attended(**options: Any) -> list[tuple[Make, list[Case]]]:
         {"key_padding_mask": shared(5, kind="padding")},
         {"attn_mask": shared(3, 5)}, {"attn_mask": row(3, 5)}, {"attn_mask": row(2, 3, 5)},
         {"attn_mask": shared(2, 3, 5), "need_weights": False},
+        {"key_padding_mask": row(5, kind="mask"), "need_weights": False},
+        {"attn_mask": row(3, 5, kind="mask"), "need_weights": False}, {"is_causal": True},
+        {"attn_mask": shared(3, 5), "is_causal": True, "need_weights": False},
         {"attn_mask": row(3, 5, kind="padding"), "key_padding_mask": row(5, kind="padding")},
     ]  # fmt: skip
     cases = [call(q, k, k, **mask) for mask in masks]
@@ -160,6 +163,8 @@ LAYERS_AND_CALLS: list[tuple[Make, list[Case]]] = [
     *attended(),
     *attended(dropout=0.5),
     *attended(add_zero_attn=True, add_bias_kv=True),
+    *attended(kdim=4, vdim=4, bias=False),
+    *attended(kdim=3),
     *((lambda dropout=dropout: ChildSumTreeLSTMCell(4, 3, recurrent_dropout=dropout),
        recursive((3, 3), None)) for dropout in (0.0, 0.5)),
     *((lambda dropout=dropout: NaryTreeLSTMCell(4, 3, recurrent_dropout=dropout),

@@ -6,6 +6,7 @@ Each entry is right for all calls that it accepts; the test suite proves it agai
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeGuard
 
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map, tree_map_only
 
@@ -344,11 +345,13 @@ def _attention(call: LayerCall) -> Batched | None:
         for name, value in values.items()
         if value is ROW or isinstance(value, Tensor)
     }
-    if any(values.get(name) is None or ranks.get(name) != 2 for name in _ATTENTION[:3]):
+    if any(ranks.get(name) != 2 for name in _ATTENTION[:3]):
         return None
     if ranks.get("key_padding_mask", 1) != 1 or ranks.get("attn_mask", 2) not in (2, 3):
         return None
     draws = module.training and module.dropout > 0
+    if module.batch_first and len(call.rows) == len(ranks) == 3:
+        return call.direct(draws=draws)
 
     def form(*rows: Tensor) -> Any:
         given = filled(values, iter(rows))
@@ -356,17 +359,40 @@ def _attention(call: LayerCall) -> Batched | None:
         for name in ("query", "key", "value", "key_padding_mask"):
             if name in ranks and values[name] is not ROW:
                 given[name] = repeated(given[name], size)
-        if not module.batch_first:
-            for name in "query", "key", "value":
-                given[name] = given[name].transpose(0, 1)
+        for name in "query", "key", "value":
+            given[name] = given[name].transpose(0, 1)
         if "attn_mask" in ranks:
             is_row = values["attn_mask"] is ROW
             given["attn_mask"] = _mask_of_heads(given["attn_mask"], size, is_row, module.num_heads)
-        result, weights = module(**given)
-        return result if module.batch_first else result.transpose(0, 1), weights
+        result, weights = _attend(module, given)
+        return result.transpose(0, 1), weights
 
-    is_direct = module.batch_first and len(call.rows) == len(ranks) and "attn_mask" not in ranks
-    return call.direct(draws=draws) if is_direct else Batched(form, False, draws)
+    return Batched(form, False, draws)
+
+
+def _attend(module: nn.MultiheadAttention, given: dict[str, Tensor]) -> tuple[Tensor, Any]:
+    """Run the layer as it runs without a batch, with the time in front.
+
+    Its fast path for batches differs where all positions are masked.
+    """
+    return F.multi_head_attention_forward(
+        embed_dim_to_check=module.embed_dim,
+        num_heads=module.num_heads,
+        in_proj_weight=module.in_proj_weight,
+        in_proj_bias=module.in_proj_bias,
+        bias_k=module.bias_k,
+        bias_v=module.bias_v,
+        add_zero_attn=module.add_zero_attn,
+        dropout_p=module.dropout,
+        out_proj_weight=module.out_proj.weight,
+        out_proj_bias=module.out_proj.bias,
+        training=module.training,
+        use_separate_proj_weight=not module._qkv_same_embed_dim,
+        q_proj_weight=module.q_proj_weight,
+        k_proj_weight=module.k_proj_weight,
+        v_proj_weight=module.v_proj_weight,
+        **given,  # type: ignore[arg-type]
+    )
 
 
 def _mask_of_heads(mask: Tensor, size: int, is_row: bool, heads: int) -> Tensor:

@@ -46,8 +46,7 @@ def along(
     if dim is None or dim == ():
         return None
     last = from_end(dim, rank)
-    same = last == (tuple(dim) if isinstance(dim, list) else dim)
-    if same:
+    if last == (tuple(dim) if isinstance(dim, list) else dim):
         return call.direct()
     return call.form(call.with_argument(name, position, last).on_stacked_rows)
 
@@ -112,17 +111,21 @@ def taken_apart(call: TorchCall) -> Batched | None:
     return along(call, "dim", 1, 0, rank=_rank_of_row(call))
 
 
-@form_of("chunk split split_with_sizes tensor_split repeat_interleave select narrow")
+@form_of("chunk split split_with_sizes tensor_split")
 def split(call: TorchCall) -> Batched | None:
-    """Take parts of a row, or repeat its entries."""
-    position = 1 if call.name in ("select", "narrow") else 2
-    if call.name == "repeat_interleave":
-        return _interleaved(call)
-    default = None if call.name in ("select", "narrow") else 0
-    return along(call, "dim", position, default, rank=_rank_of_row(call))
+    """Take a row apart into several entries each."""
+    return along(call, "dim", 2, 0, rank=_rank_of_row(call))
 
 
-def _interleaved(call: TorchCall) -> Batched | None:
+@form_of("select narrow")
+def taken(call: TorchCall) -> Batched | None:
+    """Take some entries of a row."""
+    return along(call, "dim", 1, rank=_rank_of_row(call))
+
+
+@form_of("repeat_interleave")
+def interleaved(call: TorchCall) -> Batched | None:
+    """Repeat each entry, along a dimension or of the whole row."""
     rank = _rank_of_row(call)
     if call.argument("dim", 2) is not None:
         return along(call, "dim", 2, rank=rank)
@@ -213,16 +216,11 @@ def middle(call: TorchCall) -> Batched | None:
 
 @form_of("norm")
 def norm(call: TorchCall) -> Batched | None:
-    """Compute the norm along dimensions, or of all of a row."""
-    rank = _rank_of_row(call)
-    if call.argument("p", 1, "fro") != "fro" and type(call.argument("p", 1)) not in (int, float):
+    """Compute the norm of vectors."""
+    order = call.argument("p", 1, "fro")
+    if order != "fro" and type(order) not in (int, float):
         return None  # norms of matrices
-    if call.argument("dim", 2) is not None:
-        return along(call, "dim", 2, rank=rank)
-    if call.argument("keepdim", 3):
-        return None
-    form = call.with_argument("dim", 2, 1).on_stacked_rows
-    return call.form(lambda rows: form(_flat(rows)))
+    return vector_norm(call)
 
 
 @form_of_functions(torch.linalg.vector_norm)
