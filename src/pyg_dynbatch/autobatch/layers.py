@@ -228,7 +228,7 @@ def _stepped(call: LayerCall, *, draws: bool) -> Batched | None:
         args, kwargs = tree_map_only(Tensor, lambda row: row.flatten(0, 1), (args, kwargs))
         return tree_map(lambda row: row.unflatten(0, size), call.module(*args, **kwargs))
 
-    return Batched(form, False, draws)
+    return Batched(form, is_direct=False, draws=draws)
 
 
 def _is_state(value: Any) -> bool:
@@ -367,7 +367,7 @@ def _attention(call: LayerCall) -> Batched | None:
         result, weights = _attend(module, given)
         return result.transpose(0, 1), weights
 
-    return Batched(form, False, draws)
+    return Batched(form, is_direct=False, draws=draws)
 
 
 def _attend(module: nn.MultiheadAttention, given: dict[str, Tensor]) -> tuple[Tensor, Any]:

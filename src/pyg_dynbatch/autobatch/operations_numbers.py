@@ -68,20 +68,15 @@ def elementwise(call: TorchCall) -> Batched | None:
 @form_of(_COMPARISONS)
 def comparison(call: TorchCall) -> Batched | None:
     """Compare in the dtype that single rows have in common, which the result does not show."""
-    tensors = [value for value in (*call.args, *call.kwargs.values())][:2]
-    if not _has_one_dtype(call, tensors):
-        return None
-    return elementwise(call)
+    return elementwise(call) if _common_dtype(call, None) == _common_dtype(call, 2) else None
 
 
-def _has_one_dtype(call: TorchCall, tensors: list[Any]) -> bool:
-    """Return whether stacking changes the dtype in which two operands are compared."""
-    dtypes = []
-    for size in None, 2:
-        rows = iter(call.meta_rows(size))
-        first, second = (next(rows) if value is ROW else value for value in tensors)
-        dtypes.append(torch.result_type(first, second))
-    return dtypes[0] == dtypes[1]
+def _common_dtype(call: TorchCall, size: int | None) -> torch.dtype:
+    """Return the dtype in which two operands are compared, of one row or of stacked rows."""
+    rows = iter(call.meta_rows(size))
+    operands = [*call.args, *call.kwargs.values()][:2]
+    first, second = (next(rows) if operand is ROW else operand for operand in operands)
+    return torch.result_type(first, second)
 
 
 @form_of(_IN_PLACE)
@@ -207,26 +202,22 @@ def product(call: TorchCall) -> Batched | None:
     is_matmul = call.name in ("matmul", "__matmul__", "__rmatmul__")
     if is_autocast() and not is_matmul and call.name not in ("mm", "bmm"):
         return None
+    if not call.kwargs.keys() <= {"other", "mat2", "vec", "tensor"}:
+        return None
     values = [*call.args, *call.kwargs.values()]
     ranks = [len(operand.shape) for operand in call.operands]
-    is_swapped = call.name == "__rmatmul__"
-    if [*call.kwargs] not in ([], ["other"], ["mat2"], ["vec"], ["tensor"]):
-        return None
     if call.name == "inner" and ranks != [1, 1]:
         return None
     if call.name == "vdot" and any(each.dtype.is_complex for each in call.rows):
         return None
-    if is_matmul and _is_direct(values[::-1] if is_swapped else values, sorted_(ranks, is_swapped)):
-        return call.direct()
+    is_swapped = call.name == "__rmatmul__"
     if is_swapped:
-        form = _multiplied(values[::-1], ranks[::-1])
-        return call.form(lambda *rows: form(*rows[::-1]))
-    return call.form(_multiplied(values, ranks))
-
-
-def sorted_(ranks: list[int], is_swapped: bool) -> list[int]:
-    """Return the ranks of the left and of the right factor."""
-    return ranks[::-1] if is_swapped else ranks
+        values.reverse()
+        ranks.reverse()
+    if is_matmul and _is_direct(values, ranks):
+        return call.direct()
+    form = _multiplied(values, ranks)
+    return call.form(lambda *rows: form(*rows[::-1])) if is_swapped else call.form(form)
 
 
 def _is_direct(values: Sequence[Any], ranks: Sequence[int]) -> bool:
@@ -256,9 +247,9 @@ def _multiplied(values: Sequence[Any], ranks: Sequence[int]) -> Any:
         a = a.unsqueeze(-2) if left_rank == 1 else a
         b = b.unsqueeze(-1) if right_rank == 1 else b
         rank = max(*ranks, 2)
-        result = (aligned(a, rank) if left is ROW else a) @ (
-            aligned(b, rank) if right is ROW else b
-        )
+        a = aligned(a, rank) if left is ROW else a
+        b = aligned(b, rank) if right is ROW else b
+        result = a @ b
         result = result.squeeze(-2) if left_rank == 1 else result
         return result.squeeze(-1) if right_rank == 1 else result
 
@@ -267,8 +258,7 @@ def _multiplied(values: Sequence[Any], ranks: Sequence[int]) -> Any:
 
 def _product_of_vectors(a: Tensor, b: Tensor) -> Tensor:
     if is_autocast():
-        b = b.unsqueeze(-1)
-        return (a.unsqueeze(-2) @ b).flatten()
+        return (a.unsqueeze(-2) @ b.unsqueeze(-1)).flatten()
     terms = a * b
     return terms.sum(-1, dtype=terms.dtype)
 
