@@ -185,7 +185,9 @@ def compare(trial: Trial, run: Any, singles: list[Any]) -> None:
         gradients = trial.gradients(expected)
     except RuntimeError:
         return
-    if size == ROUNDING[torch.bfloat16]:
+    if size == ROUNDING[torch.float16] and not all(x.isfinite().all() for x in gradients):
+        return  # too large for this dtype, depending on the order of sums
+    if size >= ROUNDING[torch.float16]:
         near["atol"] = 1.0  # gradients of scalars are sums of up to 64 numbers
     assert len(gradients) == 0 or any(leaf.requires_grad for leaf in leaves)
     torch.testing.assert_close(trial.gradients(leaves), gradients, **near)
@@ -225,7 +227,8 @@ def check_many(trial: Trial) -> None:
         return  # division by zero
     found = trial.batched()
     assert found is not None
-    size = max(ROUNDING.get(tensor.dtype, 1e-7) for tensor in trial.tensors)
+    results = leaves_of(trial.call(0))
+    size = max(ROUNDING.get(tensor.dtype, 1e-9) for tensor in (*trial.tensors, *results))
     for run in [lambda: trial.form(found)] + [lambda: trial.call(None)] * found.is_direct:
         leaves = leaves_of(run())
         for row in 0, 33, 66:
@@ -259,9 +262,9 @@ def check_draws(one: Trial, many: Trial) -> None:
         for tensor, of in zip(many.tensors, many.operands, strict=True):
             if of.is_row:
                 tensor[:] = tensor[:1].clone()
-    results = tree_flatten(many.form(found))[0][0].detach()
-    if results.numel() > 67 and results.flatten(1).to(torch.float64).std() > 0:
-        assert len(results.flatten(1).unique(dim=0)) > 1
+    results = leaves_of(many.form(found))[0].detach()
+    if results[0].numel() > 1 and bool((results != results.flatten()[0]).any()):
+        assert (results != results[0]).any()
 
 
 def check_all(function: Any, cases: Iterable[Case], dtype: torch.dtype, enough: float) -> None:

@@ -208,6 +208,8 @@ def product(call: TorchCall) -> Batched | None:
     ranks = [len(operand.shape) for operand in call.operands]
     if call.name == "inner" and ranks != [1, 1]:
         return None
+    if call.rows[0].dtype == torch.bool:  # torch has no products of them
+        return None
     if call.name == "vdot" and any(each.dtype.is_complex for each in call.rows):
         return None
     is_swapped = call.name == "__rmatmul__"

@@ -180,8 +180,10 @@ def diagonal_or_matrix(call: TorchCall) -> Batched | None:
 @form_of("trace")
 def trace(call: TorchCall) -> Batched | None:
     """Sum the diagonal."""
-    # Autocast may change the dtype of sums.
-    if not call.is_of_one_row or call.rank != 2 or is_autocast():
+    if not call.is_of_one_row or call.rank != 2:
+        return None
+    # Autocast may change the dtype of sums; torch has no trace of booleans.
+    if is_autocast() or call.rows[0].dtype == torch.bool:
         return None
     return call.form(lambda rows: rows.diagonal(dim1=1, dim2=2).sum(-1))
 
