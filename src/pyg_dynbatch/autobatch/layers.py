@@ -14,13 +14,6 @@ from pyg_dynbatch.autobatch.operations_nn import folded
 from pyg_dynbatch.autobatch.operations_table import ROW, Batched, caller, filled, items_of, repeated
 from pyg_dynbatch.core.operation import calls_only
 from pyg_dynbatch.core.types import TensorType
-from pyg_dynbatch.nn import (
-    ChildSumTreeLSTMCell,
-    DAGNNCell,
-    NaryTreeLSTMCell,
-    TreeGRUCell,
-    TreeRNNCell,
-)
 
 
 class LayerCall:
@@ -57,7 +50,16 @@ class LayerCall:
 LayerMaker = Callable[[LayerCall], Batched | None]
 
 LAYERS: dict[type[nn.Module], LayerMaker] = {}
-"""The maker of each class of the table."""
+"""The maker of each class of torch."""
+
+CELLS = {
+    "pyg_dynbatch.nn.cell.ChildSumTreeLSTMCell",
+    "pyg_dynbatch.nn.cell.NaryTreeLSTMCell",
+    "pyg_dynbatch.nn.cell.TreeGRUCell",
+    "pyg_dynbatch.nn.cell.TreeRNNCell",
+    "pyg_dynbatch.nn.dagnn.DAGNNCell",
+}
+"""Cells of this package by name, as nothing here depends on them."""
 
 
 def _form_of(*classes: type[nn.Module]) -> Callable[[LayerMaker], LayerMaker]:
@@ -79,7 +81,9 @@ def batched_layer(
         kwargs: Keyword arguments.
         rows: Type of each row, in the order of the arguments.
     """
-    maker = LAYERS.get(type(module))
+    kind = type(module)
+    is_cell = f"{kind.__module__}.{kind.__qualname__}" in CELLS
+    maker = _recursive_cell if is_cell else LAYERS.get(kind)
     if maker is None or not rows or not _runs_its_class(module):
         return None
     return maker(LayerCall(module, args, kwargs, rows))
@@ -201,7 +205,6 @@ def _cell(call: LayerCall) -> Batched | None:
     return _stepped(call, draws=False)
 
 
-@_form_of(ChildSumTreeLSTMCell, DAGNNCell, NaryTreeLSTMCell, TreeGRUCell, TreeRNNCell)
 def _recursive_cell(call: LayerCall) -> Batched | None:
     return _stepped(call, draws=call.module.training and call.module.recurrent_dropout > 0)
 
