@@ -80,6 +80,7 @@ class Recorder:
         self.met: dict[int, tuple[int, bool]] = {}  # parameters that were met before
         self.numbers: Any = None  # values by dtype and number, or None if numbers are watched
         self.belonging: Any = None  # parameters and buffers by identity
+        self.watcher: Any = None  # code of the mode that watches an example
 
     @property
     def num_new(self) -> int:
@@ -110,18 +111,18 @@ class Recorder:
     def row_of(self, tensor: torch.Tensor) -> Any:
         """Return the value of a tensor from outside, or None if :class:`Session` has to see."""
 
-    def extend(self, code: Any) -> None:
+    def extend(self, code: Any, places: Any) -> None:
         """Append records that need no gradient."""
         self._code.frombytes(memoryview(code).tobytes())
         self._needs_grad += bytes(len(self._code) + self.base - len(self._needs_grad))
 
-    def recorded(self) -> bytes:
-        """Return the integers since the last flush."""
-        return self._code.tobytes()
+    def recorded(self, first: int | None = None) -> bytes:
+        """Return the integers since the last flush, or from a value on."""
+        return self._code[0 if first is None else first - self.base :].tobytes()
 
-    def places(self) -> bytes:
+    def places(self, first: int | None = None) -> bytes:
         """Return where in the user's code each record was made; the definition fuses nothing."""
-        return bytes(4 * len(self._code))
+        return bytes(len(self.recorded(first)))
 
     def clear(self) -> None:
         """Begin a flush."""

@@ -118,7 +118,10 @@ def move(
     *, sites: Sites, code: Any, ends: Any, examples: int, base: int, first_site: Any,
     first_input: Any, types: int,
 ) -> int:  # fmt: skip
-    """Renumber the records of examples that have been copied one after another."""
+    """Renumber the records of examples that have been copied one after another.
+
+    Return how many there are, or -1 as soon as a call reads a value with a negative number.
+    """
     records = begin = 0
     for example, end in enumerate(ends.tolist()):
         first_value = base + begin
@@ -133,6 +136,8 @@ def move(
             for argument, values in zip(site.arguments, record.arguments, strict=True):
                 place += isinstance(argument, Ragged)
                 code[place : place + len(values)] += added
+                if site.kind == CALL and code[place : place + len(values)].min(initial=0) < 0:
+                    return -1
                 place += len(values)
             begin = record.end
             records += 1

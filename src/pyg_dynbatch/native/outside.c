@@ -227,7 +227,7 @@ static int find_row_at(struct recorder *r, PyObject *tensor, PyObject *address, 
 int find_row(struct recorder *r, PyObject *tensor, PyObject **row)
 {
     *row = NULL;
-    if (!r->can_run || !r->known || !r->like || !r->outside || !r->next_row || !r->unread ||
+    if (is_watched(r) || !r->known || !r->like || !r->outside || !r->next_row || !r->unread ||
         !r->device || !r->numbers || !r->belonging)
         return 0;
     const int is = is_foreign(r, tensor);

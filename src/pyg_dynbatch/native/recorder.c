@@ -120,23 +120,46 @@ static int make_room(struct recorder *r, int64_t integers)
     return 0;
 }
 
-/* A number for the instruction of Python that is running; -1 with an exception set. */
-static int64_t place_of_code(void)
+int is_watched(const struct recorder *r)
+{
+    return r->watcher && r->watcher != Py_None;
+}
+
+/* The frame that is running, or its caller if that is the function of the mode that watches; None
+   if there is none, NULL with an exception set. */
+static PyObject *frame_of_user(const struct recorder *r)
 {
     static PyObject *name;
-    PyObject *frame = (PyObject *)PyEval_GetFrame();
+    PyFrameObject *const frame = PyEval_GetFrame();
     if (!frame)
-        return 0;
-    PyObject *last = attribute_of(frame, &name, "f_lasti");
-    const int64_t instruction = last ? PyLong_AsLongLong(last) : -1;
-    Py_XDECREF(last);
-    if (instruction == -1 && PyErr_Occurred())
-        return -1;
-    PyObject *code = (PyObject *)PyFrame_GetCode((PyFrameObject *)frame);
-    uint64_t hash = (uint64_t)(uintptr_t)code * UINT64_C(1099511628211);
-    hash += (uint64_t)instruction * UINT64_C(0x9E3779B97F4A7C15);
+        return Py_NewRef(Py_None);
+    PyObject *code = (PyObject *)PyFrame_GetCode(frame);
+    const int is_watcher = is_watched(r) && code == r->watcher;
     Py_DECREF(code);
-    return (int64_t)(hash >> 33);
+    return is_watcher ? attribute_of((PyObject *)frame, &name, "f_back")
+                      : Py_NewRef((PyObject *)frame);
+}
+
+/* A number for the instruction of Python that is running; -1 with an exception set. */
+static int64_t place_of_code(const struct recorder *r)
+{
+    static PyObject *name;
+    PyObject *frame = frame_of_user(r);
+    if (!frame)
+        return -1;
+    int64_t instruction = 0;
+    uint64_t hash = 0;
+    if (frame != Py_None) {
+        PyObject *last = attribute_of(frame, &name, "f_lasti");
+        instruction = last ? PyLong_AsLongLong(last) : -1;
+        Py_XDECREF(last);
+        PyObject *code = (PyObject *)PyFrame_GetCode((PyFrameObject *)frame);
+        hash = (uint64_t)(uintptr_t)code * UINT64_C(1099511628211);
+        hash += (uint64_t)instruction * UINT64_C(0x9E3779B97F4A7C15);
+        Py_DECREF(code);
+    }
+    Py_DECREF(frame);
+    return instruction == -1 && PyErr_Occurred() ? -1 : (int64_t)(hash >> 33);
 }
 
 /* What a call returns: one value, or what its site builds of several. */
@@ -162,7 +185,7 @@ PyObject *append_record(struct recorder *r, int64_t number, const int32_t *reads
 {
     const struct site site = ((struct lookup *)r->lookup)->sites[number];
     const int64_t size = 1 + num_integers < site.results ? site.results : 1 + num_integers;
-    const int64_t first = r->base + r->size, instruction = place_of_code();
+    const int64_t first = r->base + r->size, instruction = place_of_code(r);
     const int is_cast = instruction < 0 ? -1 : is_true(known.autocast_enabled);
     if (is_cast < 0 || make_room(r, size))
         return NULL;
@@ -251,35 +274,53 @@ static PyObject *row_of(PyObject *self, PyObject *tensor)
     return row ? row : Py_NewRef(Py_None);
 }
 
-/* extend(code): Append records that need no gradient. */
-static PyObject *extend(PyObject *self, PyObject *given)
+/* extend(code, places): Append records that need no gradient. */
+static PyObject *extend(PyObject *self, PyObject *args)
 {
     struct recorder *const r = (struct recorder *)self;
-    Py_buffer view;
-    if (PyObject_GetBuffer(given, &view, PyBUF_SIMPLE))
+    Py_buffer code, places;
+    if (!PyArg_ParseTuple(args, "y*y*", &code, &places))
         return NULL;
-    const int64_t integers = view.len / (int64_t)sizeof *r->code;
-    const int failed = make_room(r, integers);
+    const int64_t integers = code.len / (int64_t)sizeof *r->code;
+    int failed = places.len != code.len;
+    if (failed)
+        PyErr_SetString(PyExc_ValueError, "not one place per integer");
+    else
+        failed = make_room(r, integers);
     if (!failed && integers) {
-        memcpy(r->code + r->size, view.buf, integers * sizeof *r->code);
+        memcpy(r->code + r->size, code.buf, integers * sizeof *r->code);
+        memcpy(r->place + r->size, places.buf, integers * sizeof *r->place);
         memset(r->flags + r->base + r->size, 0, integers);
-        memset(r->place + r->size, 0, integers * sizeof *r->place);
         r->size += integers;
     }
-    PyBuffer_Release(&view);
+    PyBuffer_Release(&code);
+    PyBuffer_Release(&places);
     return failed ? NULL : Py_NewRef(Py_None);
 }
 
-static PyObject *recorded(PyObject *self, PyObject *none)
+/* The integers of one kind from a value on, by default all since the last flush. */
+static PyObject *integers_from(const struct recorder *r, const int32_t *integers, PyObject *args)
 {
-    struct recorder *const r = (struct recorder *)self;
-    return PyBytes_FromStringAndSize((char *)r->code, r->size * (Py_ssize_t)sizeof *r->code);
+    long long first = r->base;
+    if (!PyArg_ParseTuple(args, "|L", &first))
+        return NULL;
+    if (first < r->base || first > r->base + r->size)
+        return PyErr_Format(PyExc_ValueError, "there are no integers from %lld on", first);
+    const int64_t skipped = first - r->base;
+    return PyBytes_FromStringAndSize(integers ? (const char *)(integers + skipped) : NULL,
+                                     (r->size - skipped) * (Py_ssize_t)sizeof *integers);
 }
 
-static PyObject *places(PyObject *self, PyObject *none)
+static PyObject *recorded(PyObject *self, PyObject *args)
 {
-    struct recorder *const r = (struct recorder *)self;
-    return PyBytes_FromStringAndSize((char *)r->place, r->size * (Py_ssize_t)sizeof *r->place);
+    const struct recorder *const r = (struct recorder *)self;
+    return integers_from(r, r->code, args);
+}
+
+static PyObject *places(PyObject *self, PyObject *args)
+{
+    const struct recorder *const r = (struct recorder *)self;
+    return integers_from(r, r->place, args);
 }
 
 static PyObject *clear(PyObject *self, PyObject *none)
@@ -338,6 +379,7 @@ static int traverse_recorder(PyObject *self, visitproc visit, void *arg)
     Py_VISIT(r->next_row);
     Py_VISIT(r->unread);
     Py_VISIT(r->device);
+    Py_VISIT(r->watcher);
     Py_VISIT(r->met);
     return 0;
 }
@@ -356,6 +398,7 @@ static int clear_recorder(PyObject *self)
     Py_CLEAR(r->next_row);
     Py_CLEAR(r->unread);
     Py_CLEAR(r->device);
+    Py_CLEAR(r->watcher);
     Py_CLEAR(r->met);
     return 0;
 }
@@ -386,7 +429,7 @@ static PyMemberDef members_of_recorder[] = {
     {"next_row", T_OBJECT, offsetof(struct recorder, next_row), 0, NULL},
     {"unread", T_OBJECT, offsetof(struct recorder, unread), 0, NULL},
     {"device", T_OBJECT, offsetof(struct recorder, device), 0, NULL},
-    {"can_run", T_BOOL, offsetof(struct recorder, can_run), 0, NULL},
+    {"watcher", T_OBJECT, offsetof(struct recorder, watcher), 0, NULL},
     {"met", T_OBJECT, offsetof(struct recorder, met), READONLY, NULL},
     {"refused", T_OBJECT, offsetof(struct recorder, refused), 0, NULL},
     {NULL, 0, 0, 0, NULL},
@@ -395,9 +438,9 @@ static PyMethodDef methods_of_recorder[] = {
     {"call", call, METH_VARARGS, "Record a call of a target."},
     {"record", record, METH_VARARGS, "Append a record of a site."},
     {"row_of", row_of, METH_O, "The value of a tensor from outside, if it is a simple one."},
-    {"extend", extend, METH_O, "Append records that need no gradient."},
-    {"recorded", recorded, METH_NOARGS, "The integers since the last flush."},
-    {"places", places, METH_NOARGS, "Where in the user's code each record was made."},
+    {"extend", extend, METH_VARARGS, "Append records that need no gradient."},
+    {"recorded", recorded, METH_VARARGS, "The integers since the last flush, or from a value on."},
+    {"places", places, METH_VARARGS, "Where in the user's code each of these was made."},
     {"clear", clear, METH_NOARGS, "Begin a flush."},
     {"alive", alive, METH_NOARGS, "Whether there are objects that stand for each value."},
     {"needs_grad", needs_grad, METH_O, "Whether gradients flow back from a value."},

@@ -64,12 +64,13 @@ struct recorder {
     PyObject *numbers, *belonging; /* values by dtype and number; names of parameters by address */
     /* Rows from outside, as Session has them; NULL if this records none. */
     PyObject *known, *like, *outside, *next_row, *unread, *device;
+    PyObject *watcher;        /* code of the mode that watches an example, or None */
     PyObject *met;            /* by address: the number of a parameter, and if it needs gradients */
     int32_t *code, *place;    /* since the last flush; where records begin: the line of the user */
     int64_t size, room, base; /* of `code`, and how many integers were before */
     uint8_t *flags, *alive;   /* of each value: NEEDS_GRAD, and how many objects stand for it */
     int64_t flags_room;
-    char grad, autocast, can_run;
+    char grad, autocast;
 };
 
 /* Returns an array with room for `count` items, or NULL with an exception set. */
@@ -109,6 +110,9 @@ PyObject *record_tuple(PyObject *recorder, PyObject *target, PyObject *args, PyO
 PyObject *record_operator(PyObject *target, PyObject *left, PyObject *right);
 PyObject *record_module(PyObject *module, PyObject *const *args, Py_ssize_t count, PyObject *names);
 PyObject *not_recorded(void);
+
+/* Whether a mode watches the tensors of an example, each of which is then a row of its own. */
+int is_watched(const struct recorder *r);
 
 /* Whether a function without arguments returns True; -1 with an exception set. */
 int is_true(PyObject *function);

@@ -124,7 +124,8 @@ struct move {
     int64_t types;
 };
 
-/* Returns the number of records; `base` integers lie before the first example. */
+/* Returns the number of records; `base` integers lie before the first example. A call that then
+   reads a value with a negative number ends it: -1. */
 static int64_t move(struct move *m)
 {
     int32_t *code = m->code, *const all = m->code;
@@ -140,8 +141,9 @@ static int64_t move(struct move *m)
             else if (m->sites->kind[site] == CALL)
                 for (int32_t each = 0; each < m->sites->arguments[signature]; each++)
                     for (int32_t left = values_of(m->sites, signature, each, &next); left > 0;
-                         left--)
-                        all[next++ - all] += base;
+                         left--, next++)
+                        if ((all[next - all] += base) < 0)
+                            return -1;
             code += end - code;
         }
     }
