@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from pyg_dynbatch.autobatch.cache import MOST_INTEGERS
 from pyg_dynbatch.autobatch.fibers import take_turns
 from pyg_dynbatch.autobatch.session import Session
 
@@ -45,7 +46,10 @@ class Explanation:
         flushes: Number of times that recorded calls were run: those that reads need, at last all.
         reads: Lines at which values were read, and how often.
         operations: The operations, most steps first.
-        remarks: What did not batch, and why.
+        remarks: What did not batch or was not kept, and why.
+        replayed: Number of examples that were not recorded, with ``cache=True``.
+        kept: Number of integers that are kept for this mode of the model, of at most
+            ``MOST_INTEGERS``.
     """
 
     examples: int
@@ -56,6 +60,8 @@ class Explanation:
     reads: dict[str, int]
     operations: tuple[Operation, ...]
     remarks: tuple[str, ...]
+    replayed: int = 0
+    kept: int = 0
 
     def __str__(self) -> str:
         mean = self.calls / max(self.steps, 1)
@@ -64,6 +70,11 @@ class Explanation:
             f"({mean:.1f} calls per step; lower bound {self.lower_bound} steps), "
             f"{self.flushes} flushes"
         ]
+        if self.kept:
+            lines.append(
+                f"  {self.replayed} of {self.examples} examples replayed, "
+                f"{self.kept:,} of at most {MOST_INTEGERS:,} integers kept"
+            )
         lines += [
             f"  {op.name:24} {op.calls:7} calls {op.steps:5} steps  {op.way:7} {op.signature}"
             + (f"  in the steps of {op.within}" if op.within else "")
@@ -111,6 +122,8 @@ def explain(session: Session, examples: int) -> Explanation:
         {f"{file}:{line}": count for (file, line), count in session.reads.most_common()},
         tuple(operations),
         tuple(_remarks(session, operations, examples, inside)),
+        session.replayed,
+        table.cache.size,
     )
 
 
@@ -148,4 +161,6 @@ def _remarks(
     for module, (where, reason) in session.table.opened.items():
         name = session.table.path.get(id(module), type(module).__name__)
         remarks.append(f"{name} is recorded call by call: {reason} ({where})")
+    for reason, count in session.refusals.most_common():
+        remarks.append(f"{count} examples are recorded each time: {reason}")
     return remarks

@@ -7,43 +7,42 @@ import gc
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, nullcontext
+from contextlib import closing, contextmanager
 from functools import partial
 from threading import Lock, local
 from traceback import walk_tb
 from types import FrameType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
 
+from pyg_dynbatch.autobatch.cache import Example, Kept, example_of
+from pyg_dynbatch.autobatch.collate import (
+    Outcome,
+    ResultColumn,
+    Schedule,
+    run_batch,
+    schedule_batch,
+    structured,
+)
 from pyg_dynbatch.autobatch.explain import Explanation, explain
 from pyg_dynbatch.autobatch.fibers import run_examples
 from pyg_dynbatch.autobatch.lazy import ACTIVE, Lazy, find_implementation
 from pyg_dynbatch.autobatch.recorder import intercepted, is_instance, recorded_call
+from pyg_dynbatch.autobatch.replay import Replay, outcome_of, record, results_of
 from pyg_dynbatch.autobatch.session import Session, is_library
 from pyg_dynbatch.autobatch.signatures import NOTE, Table, failed
 from pyg_dynbatch.autobatch.state import holds_values
-from pyg_dynbatch.autobatch.tracing import (
-    Ahead,
-    ResultColumn,
-    Schedule,
-    recording_of,
-    replay,
-    run_batch,
-    schedule_batch,
-    structured,
-    wanted_values,
-)
 from pyg_dynbatch.core.errors import Mismatch, describe_value, mismatch
 from pyg_dynbatch.core.listing import NeedsPython
 from pyg_dynbatch.core.policy import Policy, checked_policy
-from pyg_dynbatch.core.recording import Recording
 
 # A model that makes new signatures all the time, such as x * y.item(), starts again from here on.
 _MOST_SITES, _MOST_MODES = 4096, 16
+_Ended = TypeVar("_Ended")
 
 
 class Emitted(NamedTuple):
@@ -68,28 +67,37 @@ class AutoBatch(nn.Module):
     Args:
         module: The model for one example.
         policy: Order of the batched calls, as for :func:`schedule_recordings`.
+        cache: Whether to keep what examples have recorded.
     """
 
     plain: nn.Module
     """The model for one example."""
 
     policy: Policy
+    cache: bool
     _local: local  # the tables of each thread
 
     emitted: dict[str, Emitted]
     """What :func:`emit` collected in the last call, by name."""
 
-    def __init__(self, module: nn.Module, policy: Policy = "depth") -> None:
+    def __init__(
+        self, module: nn.Module, policy: Policy = "depth", cache: bool = False
+    ) -> None:
         super().__init__()
         if not isinstance(module, nn.Module) or isinstance(module, AutoBatch):
             what, got = "autobatch: not a module for one example", type(module).__name__
             raise mismatch(TypeError, what, "an nn.Module", got)
         # Past nn.Module.__setattr__: a submodule `plain` would change all names of parameters.
-        vars(self).update(plain=module, policy=checked_policy(policy), emitted={}, _local=local())
+        vars(self).update(plain=module, policy=checked_policy(policy), cache=cache, emitted={})
+        self.clear()
         # The very dictionaries of the module, so that both see every change.
         for name in ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"):
             vars(self)[name] = vars(module)[name]
         self.training = module.training
+
+    def clear(self) -> None:
+        """Forget what examples have recorded, and the signatures of their calls."""
+        vars(self)["_local"] = local()
 
     def train(self, mode: bool = True) -> "AutoBatch":
         """Set training mode, also of the wrapped module."""
@@ -115,36 +123,44 @@ class AutoBatch(nn.Module):
         """
         if batch and isinstance(examples, Schedule):
             return self._scheduled(examples)
-        given = _checked(examples, untraced=not batch)
+        given = _checked(examples)
         return self._batched(given)[0] if batch else self._one_by_one(given)
 
     def _batched(self, examples: list[Any]) -> tuple[Any, Session]:
         session = self._begin()
         with closing(session):
-            return self._recorded(session, examples), session
+            outcome = self._recorded(session, examples, partial(_finished, session))
+            return self._computed(session, outcome), session
 
-    def _recorded(self, session: Session, examples: list[Any]) -> Any:
+    def _recorded(
+        self, session: Session, examples: list[Any], end: Callable[[Outcome], _Ended]
+    ) -> _Ended:
+        """Record the examples, or replay them; return what ``end`` makes of it."""
+        given = [example_of(value) if self.cache else Example(value) for value in examples]
+        if self.cache and (replayed := _replayed(session, given)) is not None:
+            return end(replayed)
         with _recording(session, self.plain):
-            columns, structure = self._columns(session, examples)
-            emitted = _emitted(session)
-            session.finish(wanted_values(columns, emitted))
-        picks = [c for c in (*columns, *(c for c, _ in emitted.values())) if isinstance(c, tuple)]
-        rows = iter(session.rows_of(picks) if picks else ())
-        leaves = [next(rows) if isinstance(c, tuple) else c for c in columns]
-        found = {
-            name: (next(rows), torch.tensor(numbers, device=session.device))
-            for name, (_, numbers) in emitted.items()
-        }
-        return self._finish(tree_unflatten(leaves, structure), found)
+            function = partial(record, session, self.plain)
+            results = results_of(session, run_examples(session, function, given))
+            columns, structure = _collect(session, results)
+            return end(Outcome(columns, structure, _emitted(session)))
 
-    def _columns(self, session: Session, examples: list[Any]) -> tuple[list[ResultColumn], Any]:
-        return _collect(session, run_examples(session, partial(self._record, session), examples))
+    def _computed(self, session: Session, outcome: Outcome) -> Any:
+        columns = *outcome.columns, *(column for column, _ in outcome.emitted.values())
+        picks = [column for column in columns if isinstance(column, tuple)]
+        rows = iter(session.rows_of(picks) if picks else ())
+        leaves = [next(rows) if isinstance(c, tuple) else c for c in outcome.columns]
+        found = {
+            name: (next(rows), torch.tensor(examples, device=session.device))
+            for name, (_, examples) in outcome.emitted.items()
+        }
+        return self._finish(tree_unflatten(leaves, outcome.structure), found)
 
     def collate(self, examples: Iterable[Any]) -> Schedule:
         """Record and schedule a mini-batch without running it; a ``collate_fn`` for loaders.
 
         Args:
-            examples: As for the model, or traces.
+            examples: As for the model.
 
         Returns:
             What the model takes in place of the examples; it can be made in loader workers,
@@ -157,36 +173,9 @@ class AutoBatch(nn.Module):
         """
         examples, session = _checked(examples), self._begin()
         session.can_run = False
-        with closing(session), _recording(session, self.plain):
-            columns, structure = self._columns(session, examples)
-            emitted = _emitted(session)
-            return schedule_batch(session, columns, structure, emitted, len(examples))
-
-    def _record(self, session: Session, example: Any) -> Any:
-        if type(example) is Recording:
-            return replay(session, example)
-        with nullcontext() if session.can_run else Ahead(session):
-            return self.plain(example)
-
-    def trace(self, example: Any) -> Recording:
-        """Record the calls of one example without running them.
-
-        Args:
-            example: As for the model.
-
-        Returns:
-            What the model takes in place of the example: integers and plain data, which loader
-            workers can make and pickle. It fits any model with the same modules.
-
-        Raises:
-            RuntimeError: If the example reads a value, or something is computed at once from
-                parameters or buffers.
-            ValueError: If a tensor of the example requires gradients.
-        """
-        (example,), session = _checked([example], untraced=True), self._begin()
-        session.can_run = False
-        with closing(session), _recording(session, self.plain):
-            return recording_of(session, self._record(session, example))
+        with closing(session):
+            schedule = partial(schedule_batch, session, num_examples=len(examples))
+            return self._recorded(session, examples, schedule)
 
     def explain(self, examples: Iterable[Any]) -> Explanation:
         """Run a batch and return how: steps, rows, flushes, and what did not batch and why.
@@ -251,10 +240,26 @@ class AutoBatch(nn.Module):
         return output
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "AutoBatch":
-        return AutoBatch(copy.deepcopy(self.plain, memo), self.policy)
+        return AutoBatch(copy.deepcopy(self.plain, memo), self.policy, self.cache)
 
     def __reduce__(self) -> Any:
-        return AutoBatch, (self.plain, self.policy)
+        return AutoBatch, (self.plain, self.policy, self.cache)
+
+
+def _finished(session: Session, outcome: Outcome) -> Outcome:
+    session.finish(outcome.wanted())
+    return outcome
+
+
+def _replayed(session: Session, examples: Iterable[Example]) -> Outcome | None:
+    """Replay all examples; ``None`` if one must be recorded."""
+    replays = list[Replay]()
+    for example in examples:
+        entry = session.table.cache.find(example)
+        if not isinstance(entry, Kept):
+            return None
+        replays.append(Replay(entry, example.tensors))
+    return outcome_of(session, replays)
 
 
 def _code_of(part: nn.Module) -> tuple[Any, ...]:
@@ -266,13 +271,19 @@ def _code_of(part: nn.Module) -> tuple[Any, ...]:
     return id(part), part.training, forward, *part._forward_hooks, *part._forward_pre_hooks
 
 
-def autobatch(module: nn.Module, policy: Policy = "depth") -> AutoBatch:
+def autobatch(module: nn.Module, policy: Policy = "depth", cache: bool = False) -> AutoBatch:
     """Batch a model that is written for one example.
+
+    With ``cache=True`` the model must be a function of its arguments and parameters; call
+    ``model.clear()`` after changing a plain attribute.
 
     Args:
         module: Its ``forward`` takes one example, any Python object, and computes with ordinary
             torch functions and modules, without a batch axis.
         policy: Order of the batched calls: ``"depth"`` or ``"agenda"``.
+        cache: Whether to record one example of each structure, and to replay its calls for the
+            others. The structure of an example is its arguments, but of tensors only shape and
+            dtype.
 
     Returns:
         A module that takes a list of examples. It shares the parameters of ``module``.
@@ -293,7 +304,7 @@ def autobatch(module: nn.Module, policy: Policy = "depth") -> AutoBatch:
         >>> model([1, (2, 3), ((4, 5), 6)]).shape
         torch.Size([3, 4])
     """
-    return AutoBatch(module, policy)
+    return AutoBatch(module, policy, cache)
 
 
 def emit(name: str, value: Any) -> None:
@@ -447,7 +458,7 @@ def _raised(error: Exception) -> tuple[str, list[FrameType]]:
     return "", []
 
 
-def _checked(examples: Any, untraced: bool = False) -> list[Any]:
+def _checked(examples: Any) -> list[Any]:
     """List the examples of a call."""
     if (session := ACTIVE.session) is not None:
         what = "autobatch: a batched model is called inside a batched model"
@@ -455,21 +466,15 @@ def _checked(examples: Any, untraced: bool = False) -> list[Any]:
         facts = (what, "a plain module", "autobatch(...)")
         raise mismatch(RuntimeError, *facts, where=session.where(), hint=hint)
     if isinstance(examples, Schedule):
-        raise _batched_only()
+        what = "autobatch: a scheduled batch can only be run batched"
+        raise mismatch(TypeError, what, "the examples themselves", "a Schedule")
     if isinstance(examples, str | Mapping) or not isinstance(examples, Iterable):
         what, got = "autobatch: not a list of examples", describe_value(examples)
         raise mismatch(TypeError, what, "a list, or an iterable such as a generator", got)
     if not (examples := list(examples)):
         what = "autobatch: the list of examples is empty"
         raise mismatch(ValueError, what, "at least one example", 0)
-    if untraced and Recording in map(type, examples):
-        raise _batched_only()
     return examples
-
-
-def _batched_only() -> TypeError:
-    what = "autobatch: recorded examples can only be run batched"
-    return mismatch(TypeError, what, "the examples themselves", "a Recording or Schedule")
 
 
 # Of each class of modules: how many sessions record its calls, and its own __call__.
@@ -543,9 +548,9 @@ def _collect(session: Session, results: list[Any]) -> tuple[list[ResultColumn], 
     return columns, structure
 
 
-def _emitted(session: Session) -> dict[str, tuple[ResultColumn, list[int]]]:
+def _emitted(session: Session) -> dict[str, tuple[ResultColumn, Sequence[int]]]:
     """Collect what was emitted, by example: examples take turns where they read values."""
-    found: dict[str, tuple[ResultColumn, list[int]]] = {}
+    found: dict[str, tuple[ResultColumn, Sequence[int]]] = {}
     for name, (values, examples) in session.emitted.items():
         order = sorted(range(len(examples)), key=examples.__getitem__)
         examples = [examples[n] for n in order]

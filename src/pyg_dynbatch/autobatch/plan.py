@@ -19,7 +19,7 @@ def plan(
     alive: np.ndarray,
     places: np.ndarray,
     needed: Sequence[int] | None = None,
-    wanted: Sequence[int] | None = None,
+    wanted: np.ndarray | None = None,
 ) -> tuple[Steps, np.ndarray]:
     """Schedule calls; the rows of their values are known afterwards.
 
@@ -39,7 +39,7 @@ def plan(
     kept = alive.copy()
     if wanted is not None:
         kept[:] = 0
-        kept[np.array(wanted, dtype=np.int64)] = 1
+        kept[wanted] = 1
     calls = _merged(records)
     is_left_out = _left_out(calls, kept, needed, wanted)
     left_out = calls.member[is_left_out]
@@ -55,7 +55,7 @@ def _merged(records: Records) -> Calls:
 
 
 def _left_out(
-    calls: Calls, kept: np.ndarray, needed: Sequence[int] | None, wanted: Sequence[int] | None
+    calls: Calls, kept: np.ndarray, needed: Sequence[int] | None, wanted: np.ndarray | None
 ) -> np.ndarray:
     """Return which calls are not made now; values that they read later are marked in ``kept``."""
     if needed is not None:

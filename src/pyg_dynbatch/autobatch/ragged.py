@@ -142,7 +142,9 @@ def as_row(session: Session, value: Any) -> Lazy:
     with unseen():
         if session.shared_of(value) is None:
             return session.outside_row(value)
-        anyone = session.outside_row(torch.tensor(0, device=session.device))
+    number = torch.tensor(0, device=session.device)  # made where a mode sees it
+    with unseen():
+        anyone = session.outside_row(number)
     repeated: Lazy = session.call(_repeated, (value, anyone))
     return repeated
 

@@ -145,6 +145,10 @@ class Session(Recorder):
         self.content: dict[int, Any] = {}  # values that were read, as Python numbers
         self.reads: Counter[tuple[str, int]] = Counter()  # lines that read values
         self.can_run = True
+        self.origins: Any = None  # of the example that is recorded, if that is watched
+        self.attributes: dict[int, Tensor] | None = None  # tensors that the model holds
+        self.replayed = 0  # examples that were not recorded
+        self.refusals: Counter[str] = Counter()  # why others are not kept
         self.suspend: Callable[[Lazy], None] | None = None
 
     def line(self) -> str:
@@ -166,7 +170,7 @@ class Session(Recorder):
     def turn(self, example: int) -> None:
         """Go on with an example."""
         self.example = example
-        self.turns.append((self.base + self.num_new, example))
+        self.turns.append((self.next_value, example))
 
     def example_of(self, value: int) -> int | None:
         """Return the example that made a value."""
@@ -189,6 +193,8 @@ class Session(Recorder):
         values, examples = self.emitted.setdefault(name, ([], []))
         values.append(value)
         examples.append(self.example or 0)
+        if self.origins is not None:
+            self.origins.emitted.append((name, value))
 
     # Recording.
 
@@ -235,18 +241,13 @@ class Session(Recorder):
 
     def operand_of(self, tensor: Tensor, target: Any, depth: int) -> Any:
         """Return the value or the number of a tensor; ``None`` if it is part of an object."""
-        if not self.can_run:  # in a mode that watches what is computed
-            with unseen():
-                return self._operand_of(tensor, target, depth)
-        return self._operand_of(tensor, target, depth)
-
-    def _operand_of(self, tensor: Tensor, target: Any, depth: int) -> Any:
-        if (shared := self.shared_of(tensor)) is not None:
-            number = self.table.number_of(shared)
-            if not shared.view:
-                self.met[id(tensor)] = number, tensor.requires_grad
-            return number
-        return None if self._is_part(target, depth) else self.outside_row(tensor)
+        with unseen():
+            if (shared := self.shared_of(tensor)) is not None:
+                number = self.table.number_of(shared)
+                if not shared.view:
+                    self.met[id(tensor)] = number, tensor.requires_grad
+                return number
+            return None if self._is_part(target, depth) else self.outside_row(tensor)
 
     def _is_part(self, target: Any, depth: int) -> bool:
         """Return whether a tensor is perhaps a part of a tree of words, which can be batched."""
@@ -348,33 +349,62 @@ class Session(Recorder):
         """Return the value of a tensor that the model did not compute; each object once."""
         if not self.can_run:
             self.check_ahead(tensor)
-        found, number, numbers = self.known.get(id(tensor)), None, None
+        if self.origins is not None and not self.origins.reason:
+            return self._own_row(tensor)
+        numbers, number = None, None
         if not tensor.dim():  # numbers are kept by their value, others by identity
             numbers = self.numbers.get(tensor.dtype)
             number = tensor.item() if numbers is not None and tensor.is_cpu else None
-        if number is not None:
-            if (row := numbers.get(number)) is not None:  # type: ignore[union-attr]
-                return row
-        elif found is not None and isinstance(found[2], int):
-            self._check_version(tensor, found[2])
-            return found[0]
-        elif found is not None and tensor.is_cpu and torch.equal(found[2], tensor):  # type: ignore[arg-type]
-            return found[0]
+        if numbers is None or number is None:
+            return self._row_of_object(tensor)
+        if (row := numbers.get(number)) is None:
+            self._check_tensor(tensor)
+            row = numbers[number] = self._append_row(tensor, number)
+        return row
+
+    def _row_of_object(self, tensor: Tensor) -> Lazy:
+        row, _, before = self.known.get(id(tensor), (None, None, None))
+        if row is None or not self._is_unchanged(tensor, before):
+            self._check_tensor(tensor)
+            kept = self._kept(tensor)
+            row = self._append_row(tensor, kept)
+            # The tensor is kept, so that its identity is not given to a different one.
+            self.known[id(tensor)] = row, tensor, tensor._version if kept is tensor else kept
+        return row
+
+    def _own_row(self, tensor: Tensor) -> Lazy:
+        """Return the value of a tensor of an example whose recording may be kept.
+
+        Its rows are its own: numbers that are equal now may differ in another example.
+        """
+        found = self.origins.rows.get(id(tensor))
+        if found is not None and self._is_unchanged(tensor, found.version):
+            own: Lazy = found.values[0]
+            return own
+        self._check_tensor(tensor)
+        kept = self._kept(tensor)
+        row = self._append_row(tensor, kept)
+        self.origins.add(tensor, kept, [row], whole=False)
+        return row
+
+    def _is_unchanged(self, tensor: Tensor, before: Any) -> bool:
+        """Return whether a tensor is like its copy; raise an error if its version has changed."""
+        if isinstance(before, Tensor):
+            return tensor.is_cpu and torch.equal(before, tensor)
+        self._check_version(tensor, before)
+        return True
+
+    def _check_tensor(self, tensor: Tensor) -> None:
         if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
             what = "autobatch: a recorded call is given a tensor of a transform of torch.func"
             hint = "use the transform in the forward of a submodule that is not opened"
             raise mismatch(TypeError, what, "plain tensors", where=self.where(), hint=hint)
         self._check_device(tensor)
-        kept = self._kept(tensor) if number is None else tensor
+
+    def _append_row(self, tensor: Tensor, content: Any) -> Lazy:
         site = self.table.outside_like(tensor)
-        rows = self.outside.setdefault(site, [])
-        rows.append(kept if number is None else number)
-        row = self._outside_value(site, tensor)
-        if numbers is not None and number is not None:
-            numbers[number] = row
-        else:  # the tensor is kept, so that its identity is not given to a different one
-            self.known[id(tensor)] = row, tensor, tensor._version if kept is tensor else kept
-        return row
+        self.outside.setdefault(site, []).append(content)
+        return self._outside_value(site, tensor)
 
     def _kept(self, tensor: Tensor) -> Tensor:
         """Return what holds the content of a tensor until the next flush: itself, or a copy."""
@@ -401,12 +431,18 @@ class Session(Recorder):
 
     def outside_rows(self, rows: Tensor) -> list[Lazy]:
         """Return the values of all rows of a tensor that the model did not compute."""
-        self._check_device(rows)
-        self.check_ahead(rows)
-        site = self.table.outside_of(TensorType(tuple(rows.shape[1:]), rows.dtype))
-        if len(rows):
-            self.outside.setdefault(site, []).append(Stacked(self._kept(rows)))
-        return [self._outside_value(site, rows) for _ in range(len(rows))]
+        with unseen():
+            self._check_device(rows)
+            self.check_ahead(rows)
+            site = self.table.outside_of(TensorType(tuple(rows.shape[1:]), rows.dtype))
+            if not len(rows):
+                return []
+            kept = self._kept(rows)
+            self.outside.setdefault(site, []).append(Stacked(kept))
+            values = [self._outside_value(site, rows) for _ in range(len(rows))]
+            if self.origins is not None:
+                self.origins.add(rows, kept, values, whole=True)
+            return values
 
     def reserve(self, kind: int, rows: int) -> int:
         """Return the next row of a row type for rows from outside, and reserve a number of them."""
@@ -490,7 +526,7 @@ class Session(Recorder):
     # Running.
 
     def flush(
-        self, needed: Sequence[int] | None = None, wanted: Sequence[int] | None = None
+        self, needed: Sequence[int] | None = None, wanted: np.ndarray | None = None
     ) -> None:
         """Run what was recorded.
 
@@ -523,13 +559,14 @@ class Session(Recorder):
         self.schedules.append(steps)
         self.flushes += 1
 
-    def finish(self, wanted: Sequence[int]) -> None:
+    def finish(self, wanted: np.ndarray) -> None:
         """Run the last calls, also those of values that the model keeps; make tensors of these."""
         kept = self.table.watch.kept()
         for value in kept:
             if value._session is not self:
                 self.foreign(value)
-        self.flush(wanted=[*wanted, *(value._number for value in kept)])
+        numbers = [value._number for value in kept]
+        self.flush(wanted=np.append(wanted, numbers).astype(np.int64))
         if kept:
             rows = self.rows_of([(value._kind, [value._number]) for value in kept])
             self.table.watch.replace(row[0] for row in rows)
@@ -553,11 +590,16 @@ class Session(Recorder):
         """Return what was recorded since the last flush."""
         return np.frombuffer(self.recorded(), dtype=np.int32)
 
+    @property
+    def next_value(self) -> int:
+        """The number of the next value."""
+        return self.base + self.num_new
+
     def plan(
-        self, needed: Sequence[int] | None = None, wanted: Sequence[int] | None = None
+        self, needed: Sequence[int] | None = None, wanted: np.ndarray | None = None
     ) -> Steps:
         """Schedule what was recorded, as for :meth:`flush`."""
-        sites, size = self.table.recorded, self.base + self.num_new
+        sites, size = self.table.recorded, self.next_value
         if size > self.past.size:
             room = max(size, 2 * self.past.size)
             self.past, self.places_past = (
@@ -611,6 +653,10 @@ class Session(Recorder):
             if active is not self and active is not None:
                 return active.value_of(value)
             self.foreign(value)
+        if self.origins is not None:
+            self.origins.refuse("it reads a value")
+            if self.can_run:
+                self.origins.stop()
         if self.failed:
             what = "autobatch: a value is read after an error of the batch"
             raise mismatch(RuntimeError, what, hint="do not catch errors inside the model")

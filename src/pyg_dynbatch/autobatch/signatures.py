@@ -19,12 +19,13 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
+from pyg_dynbatch.autobatch.cache import Cache
 from pyg_dynbatch.autobatch.forms import Candidate, Examined, examine
 from pyg_dynbatch.autobatch.lazy import ACTIVE, Lazy
 from pyg_dynbatch.autobatch.operations import ROW, fast_form
 from pyg_dynbatch.autobatch.recorder import Lookup, Snapshot
 from pyg_dynbatch.autobatch.sequences import is_layer, layer_form
-from pyg_dynbatch.autobatch.state import Fingerprint, Part, Watch
+from pyg_dynbatch.autobatch.state import Conditions, Part, Watch
 from pyg_dynbatch.core import recording
 from pyg_dynbatch.core.engine import Engine
 from pyg_dynbatch.core.errors import Mismatch, mismatch
@@ -145,6 +146,7 @@ class Table:
         self.engine = Engine(Operations()).float()  # whose rows have the dtypes of their types
         self.opened: dict[nn.Module, tuple[str, str]] = {}  # where first, and why
         self.watch = Watch(self.modules)
+        self.cache = Cache()
         self.names = Counter[str]()  # how many more operations have a name than one
         self._recorded = Sites()
 
@@ -152,13 +154,12 @@ class Table:
         """Take the parameters and buffers of a session, and the model as it is."""
         self.tensors.clear()
         self.tensors.update(tensors)
-        if self.watch.start():
-            vars(self).pop("fingerprint", None)
+        self.watch.start()
 
     @cached_property
-    def fingerprint(self) -> Fingerprint:
-        """What traces of the model depend on."""
-        return Fingerprint.of(self.modules, self.tensors)
+    def conditions(self) -> Conditions:
+        """What scheduled batches take for granted of the model."""
+        return Conditions.of(self.modules, self.tensors)
 
     def number_of(self, shared: Shared) -> int:
         """Return the number of a parameter or buffer among the arguments of calls."""

@@ -1,19 +1,17 @@
 """What recorded calls take for granted of their model: its structure, and that it stays."""
 
-import inspect
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import islice, zip_longest
 from operator import is_, itemgetter
-from types import FunctionType, MethodType
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from pyg_dynbatch.autobatch.digest import digest
 from pyg_dynbatch.autobatch.lazy import Lazy, unseen
 from pyg_dynbatch.autobatch.recorder import Snapshot
 from pyg_dynbatch.core.errors import mismatch
@@ -21,66 +19,53 @@ from pyg_dynbatch.core.listing import NeedsPython
 from pyg_dynbatch.core.operation import HOOKS
 
 _INTERNAL = set(vars(nn.Module())) - {"training"}
-_PLAIN = int, float, str, bytes, type(None)  # others may be a cache, which all examples share
 
 
-class Fingerprint(NamedTuple):
-    """What a trace depends on; equal in every process, and for all weights."""
+class Conditions(NamedTuple):
+    """What a scheduled batch takes for granted of its model, whatever the weights."""
 
-    modules: str
-    parameters: str
-    training: str
-    autocast: tuple[str, ...]
-    default: str
+    modules: tuple[tuple[str, str], ...]
+    parameters: tuple[tuple[str, torch.dtype, torch.Size | None], ...]
+    training: tuple[bool, ...]
+    autocast: tuple[torch.dtype, ...]
+    default: torch.dtype
 
     @classmethod
-    def of(cls, modules: Mapping[str, nn.Module], tensors: Mapping[str, Tensor]) -> "Fingerprint":
+    def of(cls, modules: Mapping[str, nn.Module], tensors: Mapping[str, Tensor]) -> "Conditions":
         """Describe a model by its modules, and its parameters and buffers."""
-        code = [
-            # Not the name of the file, which is __mp_main__ in a worker instead of __main__.
-            (path, type(part).__qualname__, *_code_of(part))
-            for path, part in modules.items()
-        ]
-        types = [
-            (name, str(t.dtype), None if nn.parameter.is_lazy(t) else tuple(t.shape))
-            for name, t in tensors.items()
-        ]
-        training = [part.training for part in modules.values()]
-        devices = [d for d in ("cpu", "cuda") if torch.is_autocast_enabled(d)]
+        devices = [device for device in ("cpu", "cuda") if torch.is_autocast_enabled(device)]
         return cls(
-            digest(code), digest(repr(types)), digest(repr(training)),
-            tuple(str(torch.get_autocast_dtype(device)) for device in devices),
-            str(torch.get_default_dtype()),
-        )  # fmt: skip
+            tuple((path, type(part).__qualname__) for path, part in modules.items()),
+            tuple((n, t.dtype, None if is_lazy(t) else t.shape) for n, t in tensors.items()),
+            tuple(part.training for part in modules.values()),
+            tuple(map(torch.get_autocast_dtype, devices)),
+            torch.get_default_dtype(),
+        )
 
-    def check(self, recorded: "Fingerprint", where: str = "") -> None:
-        """Raise an error if a trace was recorded with a different model."""
+    def check(self, recorded: "Conditions") -> None:
+        """Raise an error if a batch was collated under other conditions."""
         if self == recorded:
             return
         parts = (
-            ("the modules or their code", "the same model or a copy of it; or record it again"),
-            ("the shapes or dtypes of parameters", "a copy of the model; or record it again"),
+            ("the modules", "the same model or a copy of it"),
+            ("the shapes or dtypes of parameters", "a copy of the model; or collate again"),
             ("the training mode", "model.train() or model.eval() before both"),
-            ("autocast", "torch.autocast around trace() or collate(), too"),
+            ("autocast", "torch.autocast around collate(), too"),
             ("the default dtype", "torch.set_default_dtype before both, in workers too"),
         )
         pairs = zip(parts, self, recorded, strict=True)
         name, hint, mine, theirs = next((*p, a, b) for p, a, b in pairs if a != b)
-        what = f"autobatch: since an example was recorded, {name} changed"
-        wanted, got = f"the model that recorded it, {theirs}", f"model {mine}"
-        raise mismatch(ValueError, what, wanted, got, where=where, hint=hint)
+        what = f"autobatch: since a batch was collated, {name} changed"
+        raise mismatch(ValueError, what, _difference(theirs, mine), _difference(mine, theirs),
+                       hint=hint)  # fmt: skip
 
 
-def _code_of(part: nn.Module) -> Iterator[Any]:
-    """List code and plain defaults of the user's classes of a module, and of its functions."""
-    own = [k for k in type(part).__mro__ if k.__module__.split(".")[0] not in ("torch", "builtins")]
-    held = [value for name, value in vars(part).items() if name not in _INTERNAL]
-    for value in (*(value for kind in own for value in vars(kind).values()), *held):
-        found = getattr(value, "__func__", getattr(value, "fget", value))
-        if isinstance(found, FunctionType | MethodType):
-            function = inspect.unwrap(found)
-            defaults = *(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()
-            yield from (function.__code__, *(d for d in defaults if isinstance(d, _PLAIN)))
+def _difference(these: Any, others: Any) -> str:
+    """Describe the first item that differs."""
+    if not isinstance(these, tuple):
+        return str(these)
+    pairs = zip_longest(these, others, fillvalue="nothing")
+    return str(next(one for one, other in pairs if one != other))
 
 
 class _Held:
@@ -95,12 +80,11 @@ class _Held:
         self.versions: list[int] = []
         self.first, self.touched = self.seen, set[str]()  # since the call of the model began
 
-    def start(self) -> bool:
-        """Take everything as it is; return whether anything has changed since the last look."""
-        changed = bool(self.changed())
+    def start(self) -> None:
+        """Take everything as it is."""
+        self.changed()
         self.first = self.seen
         self.touched.clear()
-        return changed
 
     def changed(self) -> list[str]:
         """Return the names of what has changed since the last look."""
@@ -227,7 +211,7 @@ def holds_values(value: Any, depth: int = 3) -> bool:
 
 def _mark(value: Any) -> tuple[int, Any] | None:
     """Return a cheap sign that a value has changed; None if it cannot change."""
-    if type(value) is Lazy or nn.parameter.is_lazy(value):
+    if type(value) is Lazy or is_lazy(value):
         return None
     if isinstance(value, Tensor):
         return None if value.is_inference() else (value._version, None)
@@ -237,6 +221,13 @@ def _mark(value: Any) -> tuple[int, Any] | None:
         last = value[next(reversed(value))] if value else None
         return (len(value), last) if type(last) is Lazy else (0, None)
     return None
+
+
+class Look(NamedTuple):
+    """A model as it was at one time."""
+
+    held: list[tuple[_Held, dict[str, Any], dict[str, tuple[int, Any]]]]  # with values and marks
+    versions: list[int]  # of its tensors
 
 
 class Watch:
@@ -265,14 +256,15 @@ class Watch:
         self.waiting: set[int] = set()  # examples that wait for values
         self.writers: dict[str, int | None] = {}  # what has changed, and the last example that did
 
-    def start(self) -> bool:
-        """Take everything as it is; return whether attributes or buffers have changed."""
+    def start(self) -> None:
+        """Take everything as it is."""
         self.writers.clear()
         self.waiting.clear()
         for part in self.called:
             part.snapshot.drop()
         self.called.clear()
-        return any([held.start() for held in self.every][: len(self.held)])
+        for held in self.every:
+            held.start()
 
     def turn_ends(self, example: int | None) -> None:
         """Raise an error if an example changed again what others, which wait, may use."""
@@ -321,6 +313,13 @@ class Watch:
     @contextmanager
     def unchanged(self, example: int | None) -> Iterator[None]:
         """Raise NeedsPython if anything changes inside, where calls are recorded."""
+        before = self.look(example)
+        yield
+        if name := self.changed_since(before, example):
+            raise NeedsPython(f"it changes {name!r} of the model")
+
+    def look(self, example: int | None) -> "Look":
+        """Take everything as it is now."""
         with unseen():
             self.turn_ends(example)
             self._note_parameters(example)
@@ -329,18 +328,23 @@ class Watch:
                     held.changed()
                 self.whole.take(tuple(held.current for held in self.every), (), ())
                 self.tensors = [each for held in self.every for each in held.tensors or ()]
-            before = [(held, held.seen, held.marks.copy()) for held in self.every]
-            versions = [tensor._version for tensor in self.tensors]
-        yield
+            seen = [(held, held.seen, held.marks.copy()) for held in self.every]
+            return Look(seen, [tensor._version for tensor in self.tensors])
+
+    def changed_since(self, before: "Look", example: int | None) -> str:
+        """Return the name of something that an example has changed since, or ``""``."""
         with unseen():
+            self.turn_ends(example)
+            self._note_parameters(example)
             changed = [n for held in self.every if held.tensors is None for n in held.changed()]
-            versions_now = [tensor._version for tensor in self.tensors]
-            if self.whole.same() and versions_now == versions and not changed:
-                return
-            for held, seen, marks in before:
+            versions = [tensor._version for tensor in self.tensors]
+            if self.whole.same() and versions == before.versions and not changed:
+                return ""
+            for held, seen, marks in before.held:
                 held.changed()
                 if names := held.differing(seen, marks):
-                    raise NeedsPython(f"it changes {held.prefix + names[0]!r} of the model")
+                    return held.prefix + names[0]
+            return ""
 
     def kept(self) -> list[Lazy]:
         """List the recorded values that attributes, buffers and parameters of the model hold."""

@@ -238,7 +238,7 @@ def _joined_sites(recordings: Sequence[Recording]) -> tuple[Sites, list[int]]:
 def move(
     sites: Sites, code: np.ndarray, ends: np.ndarray | Sequence[int], base: int,
     first_site: np.ndarray | Sequence[int], first_input: np.ndarray,
-) -> None:  # fmt: skip
+) -> int:  # fmt: skip
     """Renumber the sites, values and input rows of examples that have been put into one code.
 
     Args:
@@ -248,12 +248,16 @@ def move(
         base: Where the first example begins in the code that values refer to.
         first_site: For each example, where its sites begin in the table.
         first_input: For each example, its first input row of each row type.
+
+    Returns:
+        The number of records; -1 if a call then reads a value with a negative number.
     """
     places, firsts = (np.array(each, dtype=np.int64) for each in (ends, first_site))
-    scheduler().move(
+    records: int = scheduler().move(
         sites=sites, code=code, ends=places, examples=len(ends), base=base, first_site=firsts,
         first_input=np.ascontiguousarray(first_input), types=len(sites.row_types),
     )  # fmt: skip
+    return records
 
 
 def begins_of(sites: Sites, code: np.ndarray, first: int = 0) -> np.ndarray:

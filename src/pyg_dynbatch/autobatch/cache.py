@@ -1,0 +1,195 @@
+"""Recordings by the structure of examples, and what that structure is."""
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from torch import Tensor
+
+MOST_INTEGERS = 2**25
+"""How many integers a model keeps in one mode; the recordings used least recently go first."""
+
+_LONGEST_KEY = 100_000
+_ATOMS = {int, str, bytes, type(None)}
+_NUMBERS = {float, complex, bool}  # which may equal an integer
+
+
+class Example(NamedTuple):
+    """An example, its structure, and the tensors among its arguments."""
+
+    value: Any
+    key: tuple[Any, ...] | None = None  # None if it has no structure
+    tensors: Sequence[Tensor] = ()
+    problem: str = ""  # why it has none
+
+
+def example_of(value: Any) -> Example:
+    """Find the structure of an example.
+
+    It is a flat tuple: classes, numbers of items, and plain values as they are; floats by their
+    text, in which -0.0 differs from 0.0. A tensor is its shape, its dtype and whether it requires
+    gradients; one that was met before is its number among the tensors.
+
+    Example:
+        >>> example_of((1, ["a", 2.0])).key
+        (<class 'tuple'>, 2, 1, <class 'list'>, 2, 'a', <class 'float'>, '2.0')
+    """
+    key = list[Any]()
+    tensors = list[Tensor]()
+    numbers: dict[int, int] = {}
+    todo = [value]
+    while todo:
+        item = todo.pop()
+        kind = type(item)
+        if kind in _ATOMS:
+            key.append(item)
+        elif kind is tuple or kind is list:
+            key += kind, len(item)
+            todo += item[::-1]
+        elif kind is Tensor:
+            number = numbers.setdefault(id(item), len(tensors))
+            if number == len(tensors):
+                tensors.append(item)
+                key += Tensor, item.shape, item.dtype, item.requires_grad
+            else:
+                key += Tensor, number
+        elif kind in _NUMBERS:
+            key += kind, repr(item)
+        elif (parts := _parts_of(item, kind)) is not None:
+            key += kind, len(parts)
+            todo += parts[::-1]
+        else:
+            name = kind.__qualname__
+            return Example(value, problem=f"its arguments hold an object of class {name}")
+        if len(key) > _LONGEST_KEY:
+            return Example(value, problem="its arguments are too large")
+    return Example(value, tuple(key), tensors)
+
+
+def _parts_of(item: Any, kind: type) -> list[Any] | None:
+    """List what a dict, a named tuple or a dataclass holds; ``None`` for other objects."""
+    if kind is dict:
+        return [part for pair in item.items() for part in pair]
+    if issubclass(kind, tuple) and hasattr(kind, "_fields"):
+        return [*item]
+    bases = kind.__mro__[:-1]
+    if not all("__dataclass_fields__" in vars(base) for base in bases):
+        return None
+    names = [*kind.__dataclass_fields__]  # type: ignore[attr-defined]
+    has_others = not set(getattr(item, "__dict__", ())) <= set(names)
+    if has_others or not all(hasattr(item, name) for name in names):
+        return None
+    return [getattr(item, name) for name in names]
+
+
+class Form(NamedTuple):
+    """What the results of examples have in common."""
+
+    structure: Any
+    kinds: tuple[int, ...]  # the row type of each leaf, or -1 for one that is no tensor
+
+
+class KeptRows(NamedTuple):
+    """Rows of one row type from outside."""
+
+    kind: int
+    is_whole: bool  # whether each source is stacked rows
+    sources: Sequence[int]  # of tensors of the example, after these of `held`, then `constants`
+    places: np.ndarray  # where the code refers to the rows
+
+
+@dataclass(eq=False)
+class Entry:
+    """What is known of a structure.
+
+    Args:
+        size: How many integers it takes.
+        used: When it was used last.
+    """
+
+    size: int
+    used: int = 0
+
+
+@dataclass(eq=False)
+class Refused(Entry):
+    """A structure whose examples are recorded each time.
+
+    Args:
+        reason: Why.
+    """
+
+    reason: str = ""
+
+
+@dataclass(eq=False)
+class Kept(Entry):
+    """What an example of a structure has recorded.
+
+    Args:
+        code: Its records, which number its values from 0.
+        places: Where in the user's code each record was made.
+        rows: Its rows from outside.
+        held: Tensors that the model holds, which are rows as well.
+        constants: Stacked constants.
+        form: Structure of its result.
+        numbers: Value of each leaf of the result; 0 for those that are no tensors.
+        plain: Each leaf that is no tensor; ``None`` for the others.
+        emitted: What it emits: name, row type and value.
+    """
+
+    code: np.ndarray = None  # type: ignore[assignment]
+    places: np.ndarray = None  # type: ignore[assignment]
+    rows: Sequence[KeptRows] = ()
+    held: Sequence[Tensor] = ()
+    constants: Sequence[Tensor] = ()
+    form: Form = Form(None, ())
+    numbers: np.ndarray = None  # type: ignore[assignment]
+    plain: Sequence[Any] = ()
+    emitted: Sequence[tuple[str, int, int]] = ()
+
+
+class Cache:
+    """Recordings by structure; those used least recently go first."""
+
+    def __init__(self) -> None:
+        self.entries: dict[tuple[Any, ...], Entry] = {}
+        self.forms = deque[Form](maxlen=64)
+        self.size, self.now = 0, 0
+
+    def find(self, example: Example) -> Entry | None:
+        """Return what is known of the structure of an example."""
+        entry = None if example.key is None else self.entries.get(example.key)
+        if entry is not None:
+            self.now += 1
+            entry.used = self.now
+        return entry
+
+    def add(self, example: Example, entry: Entry) -> None:
+        """Keep what an example has recorded, or why that is not kept."""
+        if example.key is None or entry.size > MOST_INTEGERS:
+            return
+        self.now += 1
+        entry.used = self.now
+        self.entries[example.key] = entry
+        self.size += entry.size
+        if self.size > MOST_INTEGERS:
+            self._shrink()
+
+    def _shrink(self) -> None:
+        """Drop entries until a quarter of the room is free."""
+        for key, entry in sorted(self.entries.items(), key=lambda item: item[1].used):
+            if self.size <= 3 * MOST_INTEGERS // 4:
+                break
+            self.size -= entry.size
+            del self.entries[key]
+
+    def form(self, structure: Any, kinds: tuple[int, ...]) -> Form:
+        """Return one of all forms that are equal."""
+        new = Form(structure, kinds)
+        form = next((each for each in self.forms if each == new), new)
+        if form is new:
+            self.forms.append(new)
+        return form

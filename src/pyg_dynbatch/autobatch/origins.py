@@ -1,0 +1,234 @@
+"""Where the tensors of one example come from: what decides whether its recording can be kept."""
+
+import random
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.overrides import (
+    TorchFunctionMode,
+    _get_current_function_mode_stack,
+    _pop_mode,
+    _push_mode,
+    resolve_name,
+)
+from torch.utils._pytree import tree_leaves
+
+from pyg_dynbatch.autobatch.lazy import ACTIVE, METADATA, Lazy, unseen
+from pyg_dynbatch.autobatch.session import Session
+
+# Functions that read only the shape, dtype or device of an argument, and its position.
+_LIKE = {
+    getattr(owner, name): position
+    for names, position in (
+        ("zeros_like ones_like empty_like full_like rand_like randn_like", 0),
+        ("new_zeros new_ones new_empty new_full new_tensor", 0),
+        ("to type_as expand_as view_as reshape_as", 1),
+    )
+    for name in names.split()
+    for owner in (torch, Tensor)
+    if hasattr(owner, name)
+}
+# What the structure of an example does not tell of its tensors.
+_LAYOUT = {
+    getattr(torch.Tensor, name)
+    for name in ("stride", "storage_offset", "is_contiguous", "is_conj", "is_neg")
+} | {
+    getattr(torch.Tensor, name).__get__
+    for name in ("is_leaf", "layout", "is_sparse", "is_quantized", "is_nested")
+}
+_HELD_DEPTH = 4
+
+
+class OwnRows(NamedTuple):
+    """Rows of one example from outside: a tensor, or all rows of one."""
+
+    tensor: Tensor
+    values: Sequence[Lazy]
+    is_whole: bool  # whether they are the rows of the tensor
+    version: int | Tensor  # when it was used; a copy where torch counts no changes
+
+
+class Origins(TorchFunctionMode):
+    """Watches one example, and says why its recording cannot be kept.
+
+    Each tensor that it uses is a row of its own: an argument, a constant that was built from Python
+    values, or one that the model holds.
+
+    Args:
+        session: Records the example.
+        arguments: The tensors among the arguments of the example.
+        reason: Why it will not be kept anyway; then only what :meth:`AutoBatch.collate` refuses is
+            noticed.
+    """
+
+    def __init__(self, session: Session, arguments: Sequence[Tensor], reason: str = "") -> None:
+        super().__init__()
+        self.session, self.reason = session, reason
+        self.arguments = {id(tensor): number for number, tensor in enumerate(arguments)}
+        self.constants: dict[int, Tensor] = {}  # kept, so that no other tensor gets their identity
+        self.rows: dict[int, OwnRows] = {}  # of tensors that are rows themselves
+        self.all_rows: list[OwnRows] = []
+        self.emitted: list[tuple[str, Any]] = []
+
+    def refuse(self, reason: str) -> None:
+        """Keep no recording of the example, for this reason."""
+        if not self.reason:
+            line = self.session.line()
+            self.reason = f"{reason} ({line})" if line else reason
+
+    def add(self, tensor: Tensor, kept: Tensor, values: Sequence[Lazy], *, whole: bool) -> None:
+        """Note rows from outside, and what holds their content."""
+        version = tensor._version if kept is tensor else kept
+        self.all_rows.append(OwnRows(tensor, values, whole, version))
+        if not whole:
+            self.rows[id(tensor)] = self.all_rows[-1]
+        if id(tensor) in self.constants:
+            if tensor.requires_grad:
+                self.refuse("it makes a tensor that requires gradients")
+        elif id(tensor) not in self.arguments and not self._is_held(tensor):
+            owned = self.session.owned(tensor)
+            text = "it uses a tensor that is neither an argument nor built from Python values"
+            self.refuse(text if owned is None else f"it uses {owned!r} as data")
+
+    def _is_held(self, tensor: Tensor) -> bool:
+        """Return whether an attribute of the model holds a tensor."""
+        session = self.session
+        if session.attributes is None:
+            session.attributes = _held_by(session.table.modules)
+        return session.attributes.get(id(tensor)) is tensor and session.owned(tensor) is None
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        """Run a function, and note where its result comes from."""
+        if Lazy in types:
+            return Lazy.__torch_function__(func, types, args, kwargs)
+        kwargs = kwargs or {}
+        if self.session.origins is not self or ACTIVE.session is None:
+            return func(*args, **kwargs)
+        if func in METADATA:
+            if func in _LAYOUT and id(args[0]) in self.arguments:
+                self.refuse("it asks how the memory of an argument is laid out")
+            return func(*args, **kwargs)
+        if self.reason and self.session.can_run:
+            return func(*args, **kwargs)
+        return self._watched(func, args, kwargs)
+
+    def _watched(self, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        given = [each for n, each in enumerate(args) if n != _LIKE.get(func)]
+        leaves = tree_leaves((given, kwargs))
+        tensors = [each for each in leaves if isinstance(each, Tensor)]
+        others = [each for each in tensors if id(each) not in self.constants]
+        if not others:
+            return self._made(func, args, kwargs, leaves)
+        owned = [each for each in others if self.session.owned(each) is not None]
+        name = func.__name__
+        may_write = name.endswith("_") and name not in ("__getitem__", "__get__")
+        may_write |= kwargs.get("out") is not None
+        if owned and may_write:  # not run where it is refused, since it may change a buffer
+            self.session.check_ahead(owned[0], resolve_name(func) or name)
+        result = func(*args, **kwargs)
+        is_view = not may_write and len(owned) == len(others)
+        for each in tree_leaves(result):
+            is_view &= isinstance(each, Tensor) and self.session.owned(each) is not None
+        if not is_view:
+            if owned:
+                self.session.check_ahead(owned[0], resolve_name(func) or name)
+            self.refuse(self._reason(name.strip("_"), others[0], result))
+        return result
+
+    def _made(self, func: Callable[..., Any], args: Any, kwargs: Any, leaves: Sequence[Any]) -> Any:
+        """Run a function of Python values and constants; its results are constants."""
+        before = torch.default_generator.get_state()
+        result = func(*args, **kwargs)
+        is_random = any(isinstance(each, torch.Generator) for each in leaves)
+        if is_random or not torch.equal(before, torch.default_generator.get_state()):
+            self.refuse(f"it draws random numbers by {func.__name__}")
+        for each in tree_leaves(result):
+            if isinstance(each, Tensor) and id(each) not in self.arguments:
+                self.constants[id(each)] = each
+        return result
+
+    def _reason(self, name: str, operand: Tensor, result: Any) -> str:
+        owned = self.session.owned(operand)
+        origin = "a tensor that the model holds" if owned is None else repr(owned)
+        origin = "an argument" if id(operand) in self.arguments else origin
+        makes_tensors = any(isinstance(each, Tensor) for each in tree_leaves(result))
+        verb = "computes" if makes_tensors else "reads"
+        return f"it {verb} {name} of {origin} at once"
+
+    def stop(self) -> None:
+        """Watch no longer."""
+        if self.session.origins is self:
+            self.session.origins = self.session.watcher = None
+        if all(mode is not self for mode in _get_current_function_mode_stack()):
+            return
+        above = list[TorchFunctionMode]()
+        while (mode := _pop_mode()) is not self:
+            above.append(mode)
+        for mode in reversed(above):
+            _push_mode(mode)
+
+
+@contextmanager
+def watched(origins: Origins) -> Iterator[None]:
+    """Let origins watch what runs inside, until it reads a value."""
+    session = origins.session
+    session.origins, session.watcher = origins, _HANDLER
+    _push_mode(origins)
+    try:
+        yield
+    finally:
+        origins.stop()
+
+
+_HANDLER = Origins.__torch_function__.__code__
+
+
+class Generators:
+    """The state of the random generators of Python, NumPy and torch."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device, self.states = device, self._states(device)
+
+    @staticmethod
+    def _states(device: torch.device) -> list[Any]:
+        with unseen():
+            _, numbers, *rest = np.random.get_state()  # noqa: NPY002 - the user's
+            states = [random.getstate(), (bytes(numbers), rest), _bytes(torch.get_rng_state())]
+            if device.type == "cuda":
+                states.append(_bytes(torch.cuda.get_rng_state(device)))
+        return states
+
+    def moved(self) -> str:
+        """Return the owner of a generator that has moved, or ``""``."""
+        names = "Python", "NumPy", "torch", "CUDA"
+        pairs = zip(names, self.states, self._states(self.device), strict=False)
+        return next((name for name, before, now in pairs if before != now), "")
+
+
+def _bytes(state: Tensor) -> bytes:
+    return state.numpy().tobytes()
+
+
+def _held_by(modules: Mapping[str, nn.Module]) -> dict[int, Tensor]:
+    """List the tensors that attributes of modules hold, in containers too."""
+    found: dict[int, Tensor] = {}
+
+    def visit(value: Any, depth: int) -> None:
+        if isinstance(value, Tensor) and type(value) is not Lazy:
+            found[id(value)] = value
+        elif depth and isinstance(value, list | tuple | set | frozenset | deque | Mapping):
+            for each in value.values() if isinstance(value, Mapping) else value:
+                visit(each, depth - 1)
+
+    for module in modules.values():
+        for name, value in vars(module).items():
+            if name not in ("_parameters", "_buffers", "_modules"):
+                visit(value, _HELD_DEPTH)
+    return found
