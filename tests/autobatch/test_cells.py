@@ -69,7 +69,6 @@ def check(plain: nn.Module, examples: list[Any], batches: int = 3) -> Any:
     ways = [
         lambda: examples,
         lambda: model.collate(examples),
-        lambda: [model.trace(each) for each in examples],
     ]
     for way in ways[:batches]:
         found = model(way())

@@ -399,10 +399,9 @@ def test_other_calls_that_are_refused() -> None:
         (ValueError, "list of examples is empty", lambda: inner([])),
         (ValueError, "list of examples is empty", lambda: model.explain([])),
         (ValueError, "list of examples is empty", lambda: model.collate([])),
-        (TypeError, "can only be run batched", lambda: model([model.trace(ROWS[0])], batch=False)),
         (TypeError, "can only be run batched", lambda: model(model.collate(ROWS), batch=False)),
-        (ValueError, "requires gradients", lambda: model.trace(leaf)),
-        (RuntimeError, r"reads a value[\s\S]*test_misuse.py:", lambda: reads.trace(ROWS[0])),
+        (ValueError, "requires gradients", lambda: model.collate([leaf])),
+        (RuntimeError, r"reads a value[\s\S]*test_misuse.py:", lambda: reads.collate(ROWS)),
     ]
     for kind, words, call in calls:
         with pytest.raises(kind, match=words):
@@ -627,8 +626,8 @@ class Scored:
 def test_dataclasses_are_stacked_and_sets_of_values_are_refused() -> None:
     model = model_of(lambda m, x: {"a": Scored(m.part(x), (x.sum(), "name"))})
     expected = model(ROWS, batch=False)["a"]
-    traces = pickle.loads(pickle.dumps([model.trace(x) for x in ROWS]))
-    for given in (ROWS, traces, model.collate(ROWS)):
+    batch = pickle.loads(pickle.dumps(model.collate(ROWS)))
+    for given in (ROWS, batch):
         found = model(given)["a"]
         assert type(found) is Scored and found.parts[1] == ["name"] * len(ROWS)
         torch.testing.assert_close(found.score, expected.score)

@@ -264,7 +264,7 @@ def test_no_session_outlives_its_call() -> None:
         lambda: model(X),
         lambda: model(X).sum().backward(),
         lambda: model.collate(X),
-        lambda: model([model.trace(x) for x in X]),
+        lambda: [autobatch(model.plain, cache=True)(X) for _ in range(2)],
         lambda: model.explain(X),
         lambda: autobatch(Wrap(taken_apart, part=nn.Linear(4, 4), inside=Nested()))(X),
     ]
@@ -318,7 +318,7 @@ def in_snapshot(token: Token) -> None:
     token.other.take(({"token": token},), (), ())
 
 
-FIELDS = ("numbers", "belonging", "known", "like", "outside", "next_row", "unread", "device")
+FIELDS = ("numbers", "belonging", "known", "like", "outside", "next_row", "unread", "device", "watcher")
 CYCLES: dict[str, Callable[[Token], None]] = {
     **{f"recorder, {name}": partial(in_recorder, name) for name in (*FIELDS, "refused")},
     "recorder, root": as_root,

@@ -1,4 +1,4 @@
-"""What a model keeps between calls, and what traces take for granted of their model."""
+"""What a model keeps between calls, and what scheduled batches take for granted of their model."""
 
 import copy
 import multiprocessing
@@ -143,9 +143,9 @@ def bias_of_part(m: Any, x: Any) -> Any:
 def test_changes_by_recorded_values_are_refused_and_not_made(forward: Any) -> None:
     model = autobatch(Stateful(forward).double())
     before = copy.deepcopy(model.state_dict())
-    for run in (model, model.collate, lambda given: model.trace(given[0])):
+    for run in (model, model.collate):
         with pytest.raises(RuntimeError, match="would change a tensor in place"):
-            run(ROWS)  # type: ignore[operator]
+            run(ROWS)
         torch.testing.assert_close(model.state_dict(), before, rtol=0, atol=0)
 
 
@@ -343,61 +343,50 @@ def test_a_frozen_layer_needs_no_gradient() -> None:
         torch.testing.assert_close(model(ROWS), model(ROWS, batch=False))
 
 
-# Traces.
+# Scheduled batches.
 
 
 def doubled(m: Any, x: Any) -> Any:
     return m.part(x) * 2
 
 
-def tripled(m: Any, x: Any) -> Any:
-    return m.part(x) * 3
-
-
 def eval_mode(m: Any) -> None:
     m.eval()
 
 
-def other_code(m: Any) -> None:
-    m.plain.function = tripled
-
-
-def wider(m: Any) -> None:
-    m.plain.scale = nn.Linear(3, 3).double()
+def more_modules(m: Any) -> None:
+    m.plain.added = nn.Identity()
 
 
 DIFFERENT: dict[str, Callable[[Any], Any]] = {
     "the training mode": eval_mode,
-    "the modules or their code": other_code,
+    "the modules": more_modules,
     "the shapes or dtypes of parameters": lambda m: m.float(),
 }
 
 
-def refused(model: AutoBatch, traces: list[Any], batch: Any, text: str) -> None:
-    for given in (traces, batch):
-        with pytest.raises(ValueError, match=f"since an example was recorded, {text} changed"):
-            model(given)
+def refused(model: AutoBatch, batch: Any, text: str) -> None:
+    with pytest.raises(ValueError, match=f"since a batch was collated, {text} changed"):
+        model(batch)
 
 
 @pytest.mark.parametrize("text", DIFFERENT)
-def test_traces_of_a_different_model_are_refused(text: str) -> None:
+def test_batches_of_a_different_model_are_refused(text: str) -> None:
     model = autobatch(Stateful(doubled).double())
-    recorded: Any = [model.trace(x) for x in ROWS], model.collate(ROWS)
+    batch = model.collate(ROWS)
     twin = autobatch(copy.deepcopy(model.plain))
     nn.init.zeros_(twin.plain.part.weight)  # type: ignore[union-attr, arg-type]
-    for given in recorded:
-        torch.testing.assert_close(twin(given), twin(ROWS))
+    torch.testing.assert_close(twin(batch), twin(ROWS))
     DIFFERENT[text](twin)
-    refused(twin, *recorded, text)
-    torch.testing.assert_close(model(recorded[0]), model(ROWS))
+    refused(twin, batch, text)
+    torch.testing.assert_close(model(batch), model(ROWS))
 
 
-def test_autocast_belongs_to_a_trace() -> None:
+def test_autocast_belongs_to_a_batch() -> None:
     model = autobatch(Stateful(doubled))
-    rows = [x.float() for x in ROWS]
-    recorded: Any = [model.trace(x) for x in rows], model.collate(rows)
+    batch = model.collate([x.float() for x in ROWS])
     with torch.autocast("cpu", torch.bfloat16):
-        refused(model, *recorded, "autocast")
+        refused(model, batch, "autocast")
 
 
 class Ones(nn.Module):
@@ -405,36 +394,36 @@ class Ones(nn.Module):
         return x * torch.ones(3)
 
 
-def test_the_default_dtype_may_change_between_calls() -> None:
-    model, rows = AutoBatch(nn.Sequential(Ones())), [x.float() for x in ROWS]
-    recorded: Any = [model.trace(x) for x in rows], model.collate(rows)
+@pytest.mark.parametrize("cache", [False, True])
+def test_the_default_dtype_may_change_between_calls(cache: bool) -> None:
+    model, rows = AutoBatch(nn.Sequential(Ones()), cache=cache), [x.float() for x in ROWS]
+    batch = model.collate(rows)
     try:
         for dtype in (torch.float32, torch.float64, torch.float32):
             torch.set_default_dtype(dtype)
             assert model(rows).dtype == model(rows, batch=False).dtype == dtype
             if dtype == torch.float64:
-                refused(model, *recorded, "the default dtype")
+                refused(model, batch, "the default dtype")
     finally:
         torch.set_default_dtype(torch.float32)
-    for given in recorded:
-        torch.testing.assert_close(model(given), torch.stack(rows))
+    torch.testing.assert_close(model(batch), torch.stack(rows))
 
 
-def _trace(model: AutoBatch, queue: Any) -> None:
-    found = [model.trace(example) for example in trees()], model.collate(trees())
-    queue.put(pickle.dumps((*found, model.eval().trace(trees()[0]))))
+def _collate(model: AutoBatch, queue: Any) -> None:
+    batch = model.collate(trees())
+    queue.put(pickle.dumps((batch, model.eval().collate(trees()))))
 
 
 @pytest.mark.long
-def test_fingerprint_is_the_same_in_spawned_workers(tmp_path: Any) -> None:
-    model = autobatch(TreeLSTM())
+@pytest.mark.parametrize("cache", [False, True])
+def test_batches_mean_the_same_in_spawned_workers(cache: bool) -> None:
+    model = autobatch(TreeLSTM(), cache=cache)
     context = multiprocessing.get_context("spawn")
     queue = context.Queue()
-    worker = context.Process(target=_trace, args=(model, queue))
+    worker = context.Process(target=_collate, args=(model, queue))
     worker.start()
-    traces, batch, other = pickle.loads(queue.get(timeout=120))
+    batch, other = pickle.loads(queue.get(timeout=120))
     worker.join()
-    for given in (traces, batch):
-        torch.testing.assert_close(model(given), model(trees()))
+    torch.testing.assert_close(model(batch), model(trees()))
     with pytest.raises(ValueError, match="the training mode"):
-        model([other])
+        model(other)

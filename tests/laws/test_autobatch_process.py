@@ -94,26 +94,28 @@ FUNCTIONS: dict[Callable[[Any], Any], type[BaseException] | None] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("method", ["__call__", "explain", "collate", "trace"])
+@pytest.mark.parametrize("method", ["__call__", "explain", "collate"])
 @pytest.mark.parametrize("function", FUNCTIONS)
 @pytest.mark.parametrize("collects", [True, False])
-def test_restored_after(function: Callable[[Any], Any], method: str, collects: bool) -> None:
-    model = autobatch(Model(function))
+@pytest.mark.parametrize("cache", [True, False])
+def test_restored_after(
+    function: Callable[[Any], Any], method: str, collects: bool, cache: bool
+) -> None:
+    model = autobatch(Model(function), cache=cache)
     error = FUNCTIONS[function]
     reads = function in (suspended, fails_while_suspended)
-    if reads and method in ("collate", "trace"):
+    if reads and method == "collate":
         error = RuntimeError
     try:
         if not collects:
             gc.disable()
         before = process()
         call = getattr(model, method)
-        examples = ROWS[0] if method == "trace" else ROWS
         if error is None:
-            call(examples)
+            call(ROWS)
         else:
             with pytest.raises(error):
-                call(examples)
+                call(ROWS)
         assert process() == before
     finally:
         gc.enable()

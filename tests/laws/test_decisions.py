@@ -69,25 +69,21 @@ def test_random_programs_equal_plain_python(seed: int, count: int, programs: int
 
 @few(12)
 @given(SEEDS)
-def test_traces_and_schedules_give_the_same(seed: int) -> None:
+def test_schedules_give_the_same(seed: int) -> None:
     decisions, plain = models()
     given, batched = examples(seed, 5, 2, grad=False), autobatch(decisions)
     expected = autobatch(plain)(given, batch=False)
     batch = pickle.loads(pickle.dumps(batched.collate(given)))
-    traces = pickle.loads(pickle.dumps([batched.trace(each) for each in given]))
     for _ in range(2):
         close(batched(batch), expected)
-        close(batched(traces), expected)
     close(gradients(decisions, batched(batch)), gradients(plain, expected))
 
 
-def test_schedules_and_traces_of_a_different_process_mean_the_same() -> None:
+def test_schedules_of_a_different_process_mean_the_same() -> None:
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         results = pool.map(collated, [3, 4])
     decisions, plain = models()
     batched = autobatch(decisions)
     for seed, result in zip((3, 4), results, strict=True):
-        batch, traces = pickle.loads(result)
         given = examples(seed, 6, 2, grad=False)
-        close(batched(batch), autobatch(plain)(given, batch=False))
-        assert all(map(torch.equal, batched(traces), batched(given)))
+        close(batched(pickle.loads(result)), autobatch(plain)(given, batch=False))
