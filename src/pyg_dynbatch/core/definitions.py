@@ -120,7 +120,7 @@ def move(
 ) -> int:  # fmt: skip
     """Renumber the records of examples that have been copied one after another.
 
-    Return how many there are, or -1 as soon as a call reads a value with a negative number.
+    Return how many there are, or -2 as soon as a call reads a value with a negative number.
     """
     records = begin = 0
     for example, end in enumerate(ends.tolist()):
@@ -137,7 +137,7 @@ def move(
                 place += isinstance(argument, Ragged)
                 code[place : place + len(values)] += added
                 if site.kind == CALL and code[place : place + len(values)].min(initial=0) < 0:
-                    return -1
+                    return -2
                 place += len(values)
             begin = record.end
             records += 1

@@ -250,7 +250,7 @@ def move(
         first_input: For each example, its first input row of each row type.
 
     Returns:
-        The number of records; -1 if a call then reads a value with a negative number.
+        The number of records; negative if a call then reads a value with a negative number.
     """
     places, firsts = (np.array(each, dtype=np.int64) for each in (ends, first_site))
     records: int = scheduler().move(

@@ -125,7 +125,7 @@ struct move {
 };
 
 /* Returns the number of records; `base` integers lie before the first example. A call that then
-   reads a value with a negative number ends it: -1. */
+   reads a value with a negative number ends it: INVALID. */
 static int64_t move(struct move *m)
 {
     int32_t *code = m->code, *const all = m->code;
@@ -143,7 +143,7 @@ static int64_t move(struct move *m)
                     for (int32_t left = values_of(m->sites, signature, each, &next); left > 0;
                          left--, next++)
                         if ((all[next - all] += base) < 0)
-                            return -1;
+                            return INVALID;
             code += end - code;
         }
     }
