@@ -13,6 +13,7 @@ import numpy as np
 from pyg_dynbatch.core.operation import Ragged, Signature, row_type_of
 from pyg_dynbatch.core.policy import Policy, order_calls
 from pyg_dynbatch.core.recording import (
+    CALL,
     CONSTANT,
     INPUT,
     DecodedRecord,
@@ -24,7 +25,7 @@ from pyg_dynbatch.core.recording import (
 from pyg_dynbatch.core.types import RowType
 
 INVALID = -2
-"""What :func:`check` returns for invalid records."""
+"""What functions that check records return for invalid ones."""
 
 
 def check(
@@ -120,7 +121,7 @@ def move(
 ) -> int:  # fmt: skip
     """Renumber the records of examples that have been copied one after another.
 
-    Return how many there are, or -2 as soon as a call reads a value with a negative number.
+    Return how many there are, or INVALID as soon as a call reads a value with a negative number.
     """
     records = begin = 0
     for example, end in enumerate(ends.tolist()):
@@ -137,7 +138,7 @@ def move(
                 place += isinstance(argument, Ragged)
                 code[place : place + len(values)] += added
                 if site.kind == CALL and code[place : place + len(values)].min(initial=0) < 0:
-                    return -2
+                    return INVALID
                 place += len(values)
             begin = record.end
             records += 1
