@@ -20,6 +20,7 @@ from functools import partial
 from itertools import count
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
@@ -38,7 +39,7 @@ from pyg_dynbatch.autobatch.model import _recording
 from pyg_dynbatch.autobatch.session import Session
 from pyg_dynbatch.core.errors import mismatch
 
-TRACES, AHEAD, WORKER = "cached traces", "batches ahead", "loader worker"
+CACHED, AHEAD, WORKER = "cache=True", "batches ahead", "loader worker"
 BARE, EAGER, PADDED = "bare products", "one by one", "padded"
 
 PARTS = bench.phases("record", "schedule", "forward", "backward")
@@ -91,7 +92,7 @@ class Recorded(peers.AutoBatch):
         lap.skip()
         session = record(self.batched, examples)
         lap("record")
-        session.plan(wanted=[])
+        session.plan(wanted=np.zeros(0, dtype=np.int64))
         lap("schedule")
 
 
@@ -105,20 +106,16 @@ class Ahead(peers.AutoBatch):
     def roots(self, batch: Any) -> Tensor:
         """Run what is kept for these trees, which are kept as well."""
         if id(batch) not in self.known:
-            self.known[id(batch)] = batch, self.kept([tree.nested for tree in batch])
+            self.known[id(batch)] = batch, self.batched.collate([tree.nested for tree in batch])
         return self.batched(self.known[id(batch)][1])
 
-    def kept(self, examples: list[Any]) -> Any:
-        """Return what the model takes in place of the examples."""
-        return self.batched.collate(examples)
 
+class Cached(peers.AutoBatch):
+    """The model that records each structure once; the trees are scheduled at every call."""
 
-class Traces(Ahead):
-    """The model on traces of the trees, which are scheduled at every call."""
-
-    def kept(self, examples: list[Any]) -> Any:
-        """Record every tree."""
-        return [self.batched.trace(example) for example in examples]
+    def __init__(self, model: peers.PeerModel) -> None:
+        super().__init__(model)
+        self.batched = autobatch(self.batched.plain, cache=True)
 
 
 def run_bare(parts: Sequence[BareProducts], lap: bench.Stopwatch) -> None:
@@ -159,7 +156,7 @@ def run_trees(options: Namespace, device: torch.device) -> Iterator[bench.Record
             case = peers.Case(options, leaves, units, device)
             del case.peers[peers.OURS]  # it computes equal leaves once
             recorded, ahead = Recorded(case.model), Ahead(case.model)
-            case.peers |= {AUTOBATCH: recorded, TRACES: Traces(case.model), AHEAD: ahead}
+            case.peers |= {AUTOBATCH: recorded, CACHED: Cached(case.model), AHEAD: ahead}
             case.check()
             for size in options.batch_sizes:
                 yield from _race_trees(options, case, size, ahead)
@@ -266,7 +263,7 @@ def run_calls(options: Namespace, device: torch.device) -> Iterator[bench.Record
     def run(model: AutoBatch, lap: bench.Stopwatch) -> None:
         session = record(model, examples)
         lap("record")
-        session.plan(wanted=[])
+        session.plan(wanted=np.zeros(0, dtype=np.int64))
         lap("plan")
 
     def read(model: AutoBatch, lap: bench.Stopwatch) -> None:

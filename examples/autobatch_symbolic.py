@@ -24,7 +24,9 @@ class Expression(nn.Module):
     def __init__(self, num_constants: int, points: Tensor) -> None:
         super().__init__()
         self.constants = nn.Embedding(num_constants, 1)
-        self.points = points  # not a buffer: traces keep what is computed from it alone
+        self.points = (
+            points  # not a buffer: batches that are collated keep a plain attribute as data
+        )
 
     def forward(self, tree: tuple) -> Tensor:
         """Evaluate a tree: ("x",), ("c", number) or (function, *trees)."""

@@ -66,10 +66,7 @@ def check(plain: nn.Module, examples: list[Any], batches: int = 3) -> Any:
     rows = {name: found.rows for name, found in model.emitted.items()}
     parameters, options = list(model.parameters()), {"materialize_grads": True}
     wanted = torch.autograd.grad(expected.square().sum(), parameters, **options)
-    ways = [
-        lambda: examples,
-        lambda: model.collate(examples),
-    ]
+    ways = [lambda: examples, lambda: model.collate(examples)]
     for way in ways[:batches]:
         found = model(way())
         torch.testing.assert_close(found, expected, rtol=0, atol=1e-10)

@@ -318,7 +318,17 @@ def in_snapshot(token: Token) -> None:
     token.other.take(({"token": token},), (), ())
 
 
-FIELDS = ("numbers", "belonging", "known", "like", "outside", "next_row", "unread", "device", "watcher")
+FIELDS = (
+    "numbers",
+    "belonging",
+    "known",
+    "like",
+    "outside",
+    "next_row",
+    "unread",
+    "device",
+    "watcher",
+)
 CYCLES: dict[str, Callable[[Token], None]] = {
     **{f"recorder, {name}": partial(in_recorder, name) for name in (*FIELDS, "refused")},
     "recorder, root": as_root,

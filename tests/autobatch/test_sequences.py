@@ -1,6 +1,5 @@
 """Recurrent layers of torch over sequences: one call for all of one length."""
 
-import pickle
 from itertools import product
 from typing import Any
 

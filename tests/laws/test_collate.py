@@ -128,8 +128,8 @@ ACCEPTED: dict[str, Forward] = {
 
 # Of these, what is kept: the others compute something of an argument at once, or of both.
 KEPT = {
-    "modules", "arguments", "views", "several views", "iterated", "expanded", "the same", "metadata",
-    "kind",
+    "modules", "arguments", "views", "several views", "iterated", "expanded", "the same",
+    "metadata", "kind",
 }  # fmt: skip
 
 

@@ -84,7 +84,7 @@ def _parts_of(item: Any, kind: type) -> list[Any] | None:
     return [getattr(item, name) for name in names]
 
 
-class Form(NamedTuple):
+class ResultForm(NamedTuple):
     """What the results of examples have in common."""
 
     structure: Any
@@ -101,7 +101,7 @@ class KeptRows(NamedTuple):
 
 
 @dataclass(eq=False)
-class Entry:
+class CacheEntry:
     """What is known of a structure.
 
     Args:
@@ -114,7 +114,7 @@ class Entry:
 
 
 @dataclass(eq=False)
-class Refused(Entry):
+class Refused(CacheEntry):
     """A structure whose examples are recorded each time.
 
     Args:
@@ -125,7 +125,7 @@ class Refused(Entry):
 
 
 @dataclass(eq=False)
-class Kept(Entry):
+class Kept(CacheEntry):
     """What an example of a structure has recorded.
 
     Args:
@@ -145,7 +145,7 @@ class Kept(Entry):
     rows: Sequence[KeptRows] = ()
     held: Sequence[Tensor] = ()
     constants: Sequence[Tensor] = ()
-    form: Form = Form(None, ())
+    form: ResultForm = ResultForm(None, ())
     numbers: np.ndarray = None  # type: ignore[assignment]
     plain: Sequence[Any] = ()
     emitted: Sequence[tuple[str, int, int]] = ()
@@ -155,11 +155,11 @@ class Cache:
     """Recordings by structure; those used least recently go first."""
 
     def __init__(self) -> None:
-        self.entries: dict[tuple[Any, ...], Entry] = {}
-        self.forms = deque[Form](maxlen=64)
+        self.entries: dict[tuple[Any, ...], CacheEntry] = {}
+        self.forms = deque[ResultForm](maxlen=64)
         self.size, self.now = 0, 0
 
-    def find(self, example: Example) -> Entry | None:
+    def find(self, example: Example) -> CacheEntry | None:
         """Return what is known of the structure of an example."""
         entry = None if example.key is None else self.entries.get(example.key)
         if entry is not None:
@@ -167,7 +167,7 @@ class Cache:
             entry.used = self.now
         return entry
 
-    def add(self, example: Example, entry: Entry) -> None:
+    def add(self, example: Example, entry: CacheEntry) -> None:
         """Keep what an example has recorded, or why that is not kept."""
         if example.key is None or entry.size > MOST_INTEGERS:
             return
@@ -186,9 +186,9 @@ class Cache:
             self.size -= entry.size
             del self.entries[key]
 
-    def form(self, structure: Any, kinds: tuple[int, ...]) -> Form:
+    def form(self, structure: Any, kinds: tuple[int, ...]) -> ResultForm:
         """Return one of all forms that are equal."""
-        new = Form(structure, kinds)
+        new = ResultForm(structure, kinds)
         form = next((each for each in self.forms if each == new), new)
         if form is new:
             self.forms.append(new)

@@ -1,6 +1,6 @@
 """Schedules of mini-batches that loader workers make, and the results of a batch."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any, NamedTuple
 

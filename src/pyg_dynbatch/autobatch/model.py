@@ -80,9 +80,7 @@ class AutoBatch(nn.Module):
     emitted: dict[str, Emitted]
     """What :func:`emit` collected in the last call, by name."""
 
-    def __init__(
-        self, module: nn.Module, policy: Policy = "depth", cache: bool = False
-    ) -> None:
+    def __init__(self, module: nn.Module, policy: Policy = "depth", cache: bool = False) -> None:
         super().__init__()
         if not isinstance(module, nn.Module) or isinstance(module, AutoBatch):
             what, got = "autobatch: not a module for one example", type(module).__name__
@@ -539,7 +537,7 @@ def _collect(session: Session, results: list[Any]) -> tuple[list[ResultColumn], 
     """Collect the leaves of all results; also return their structure."""
     found, structure = _columns_of(results)
     what = "autobatch: examples return tensors of different shapes or dtypes"
-    columns = [
+    columns: list[ResultColumn] = [
         _lazy_column(session, column, what, range(len(column)))
         if any(isinstance(leaf, Lazy | Tensor) for leaf in column)
         else column

@@ -199,8 +199,12 @@ class Generators:
     @staticmethod
     def _states(device: torch.device) -> list[Any]:
         with unseen():
-            _, numbers, *rest = np.random.get_state()  # noqa: NPY002 - the user's
-            states = [random.getstate(), (bytes(numbers), rest), _bytes(torch.get_rng_state())]
+            numpy_state: Any = np.random.get_state()  # noqa: NPY002 - the user's
+            states = [
+                random.getstate(),
+                (numpy_state[1].tobytes(), numpy_state[2:]),
+                _bytes(torch.get_rng_state()),
+            ]
             if device.type == "cuda":
                 states.append(_bytes(torch.cuda.get_rng_state(device)))
         return states
@@ -221,7 +225,7 @@ def _held_by(modules: Mapping[str, nn.Module]) -> dict[int, Tensor]:
     found: dict[int, Tensor] = {}
 
     def visit(value: Any, depth: int) -> None:
-        if isinstance(value, Tensor) and type(value) is not Lazy:
+        if isinstance(value, Tensor) and not isinstance(value, Lazy):
             found[id(value)] = value
         elif depth and isinstance(value, list | tuple | set | frozenset | deque | Mapping):
             for each in value.values() if isinstance(value, Mapping) else value:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from pyg_dynbatch.autobatch.cache import Entry, Example, Form, Kept, KeptRows, Refused
+from pyg_dynbatch.autobatch.cache import CacheEntry, Example, Kept, KeptRows, Refused, ResultForm
 from pyg_dynbatch.autobatch.collate import Outcome, ResultColumn, structured
 from pyg_dynbatch.autobatch.lazy import Lazy, unseen
 from pyg_dynbatch.autobatch.origins import Generators, Origins, OwnRows, watched
@@ -48,7 +48,7 @@ def record(session: Session, plain: Callable[[Any], Any], example: Example) -> A
 
 def _record_new(
     session: Session, plain: Callable[[Any], Any], example: Example
-) -> tuple[Any, Entry]:
+) -> tuple[Any, CacheEntry]:
     """Record the first example of a structure; return its result, and what to keep."""
     origins, watch = Origins(session, example.tensors), session.table.watch
     first, number = session.next_value, session.example
@@ -91,7 +91,7 @@ def _kept(session: Session, origins: Origins, result: Any, first: int) -> Kept |
 
 
 def _as_value(session: Session, leaf: Any) -> Any:
-    is_tensor = isinstance(leaf, Tensor) and type(leaf) is not Lazy
+    is_tensor = isinstance(leaf, Tensor) and not isinstance(leaf, Lazy)
     return session.outside_row(leaf) if is_tensor else leaf
 
 
@@ -255,7 +255,7 @@ def results_of(session: Session, results: Sequence[Any]) -> list[Any]:
 
 def outcome_of(session: Session, replays: Sequence[Replay]) -> Outcome | None:
     """Replay all examples of a batch; ``None`` if their results differ in form."""
-    form: Form = replays[0].kept.form
+    form: ResultForm = replays[0].kept.form
     if any(each.kept.form is not form for each in replays) or not _emit_alike(replays):
         return None
     begins = replay(session, replays, range(len(replays)))

@@ -525,9 +525,7 @@ class Session(Recorder):
 
     # Running.
 
-    def flush(
-        self, needed: Sequence[int] | None = None, wanted: np.ndarray | None = None
-    ) -> None:
+    def flush(self, needed: Sequence[int] | None = None, wanted: np.ndarray | None = None) -> None:
         """Run what was recorded.
 
         Args:
@@ -595,9 +593,7 @@ class Session(Recorder):
         """The number of the next value."""
         return self.base + self.num_new
 
-    def plan(
-        self, needed: Sequence[int] | None = None, wanted: np.ndarray | None = None
-    ) -> Steps:
+    def plan(self, needed: Sequence[int] | None = None, wanted: np.ndarray | None = None) -> Steps:
         """Schedule what was recorded, as for :meth:`flush`."""
         sites, size = self.table.recorded, self.next_value
         if size > self.past.size:

@@ -445,7 +445,7 @@ def merge(
     return calls, num_merged
 
 
-def choose(calls: Calls, needed: Sequence[int], kept: np.ndarray, *, joins: bool) -> np.ndarray:
+def choose(calls: Calls, needed: Any, kept: np.ndarray, *, joins: bool) -> np.ndarray:
     """Choose the calls that values depend on; return which wait.
 
     If ``joins``, others that can run are chosen as well if their sites are called. Values that
