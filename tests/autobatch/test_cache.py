@@ -25,7 +25,7 @@ from pyg_dynbatch.autobatch import (
     while_loop,
 )
 from pyg_dynbatch.autobatch import cache as caches
-from pyg_dynbatch.autobatch.cache import Kept, example_of
+from pyg_dynbatch.autobatch.cache import Kept, example_of, rebuilt
 
 Forward = Callable[[Any, Any], Any]
 RUNS: list[int] = []
@@ -280,6 +280,17 @@ def test_structures_differ() -> None:
     assert None not in keys and len(set(keys)) == len(keys)
 
 
+def test_examples_are_rebuilt_from_their_structure() -> None:
+    for value in DIFFERENT:
+        given = example_of(([value], "end"))
+        again = example_of(rebuilt(given.key or (), given.tensors))
+        assert again.key == given.key and type(again.value[0][0]) is type(value)
+        pairs = zip(again.tensors, given.tensors, strict=True)
+        assert all(one is other for one, other in pairs)
+        if not given.tensors and value == value:
+            assert again.value == given.value
+
+
 def test_equal_structures_have_equal_keys() -> None:
     def example() -> Any:
         x = torch.randn(3)
@@ -410,6 +421,35 @@ def test_gradients_flow_to_arguments_and_attributes() -> None:
             for batch in (True, False)
         )
         torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("name", ["global", "attribute", "buffer", "view of a parameter"])
+def test_an_argument_that_the_model_knows_otherwise(name: str) -> None:
+    def function(m: Any, given: Any) -> Any:
+        x, y = given
+        own = {"global": lambda: GLOBAL, "attribute": lambda: m.points, "buffer": lambda: m.shift}
+        return m.part(x) * y + own.get(name, lambda: m.weight[1])()
+
+    model = cached(function)
+    plain: Any = model.plain
+    with torch.no_grad():
+        known = {"global": GLOBAL, "attribute": plain.points, "buffer": plain.shift}
+        argument = known.get(name, plain.weight[:])
+        for first in (argument, torch.zeros(3), argument):
+            given = [(first, torch.ones(3) * n) for n in range(3)]
+            for _ in range(2):
+                torch.testing.assert_close(model(given), model(given, batch=False))
+        assert runs(lambda: model(given)) == (0 if name in ("attribute", "buffer") else 3)
+
+
+def test_functions_that_return_their_argument() -> None:
+    model = cached(lambda m, x: m.part(x.to("cpu").float().contiguous()) + x.to(m.weight))
+    for given in (vectors(), vectors(), [torch.ones(3, 2)[:, 0]]):
+        torch.testing.assert_close(model(given), model(given, batch=False))
+    assert runs(lambda: model(vectors())) == 0
+    wide = cached(lambda m, x: m.part(x.float()))
+    doubles = [x.double() for x in vectors()]
+    assert runs(lambda: [wide(doubles) for _ in range(2)]) == 8, "a copy is computed at once"
 
 
 def test_a_changed_attribute_and_clear() -> None:

@@ -68,6 +68,51 @@ def example_of(value: Any) -> Example:
     return Example(value, tuple(key), tensors)
 
 
+def rebuilt(key: Sequence[Any], tensors: Sequence[Tensor]) -> Any:
+    """Return the example of a structure with other tensors.
+
+    Example:
+        >>> rebuilt(example_of((1, ["a", 2.0])).key, [])
+        (1, ['a', 2.0])
+    """
+    nodes = list[tuple[Any, Any]]()  # a class and a number of items, or None and an item
+    tokens, number = iter(key), 0
+    for token in tokens:
+        if token is Tensor:
+            which = next(tokens)
+            if not isinstance(which, int):  # a shape
+                next(tokens), next(tokens)
+                which, number = number, number + 1
+            nodes.append((None, tensors[which]))
+        elif token in _NUMBERS:
+            nodes.append((None, _number_of(token, next(tokens))))
+        else:
+            nodes.append((token, next(tokens)) if isinstance(token, type) else (None, token))
+    items = list[Any]()  # the next one last
+    for kind, content in reversed(nodes):
+        if kind is not None:
+            content = _built(kind, [items.pop() for _ in range(content)])
+        items.append(content)
+    return items[0]
+
+
+def _number_of(kind: type, text: str) -> Any:
+    return text == "True" if kind is bool else kind(text)
+
+
+def _built(kind: Any, parts: Sequence[Any]) -> Any:
+    if kind is dict:
+        return dict(zip(parts[::2], parts[1::2], strict=True))
+    if kind is list:
+        return parts
+    if issubclass(kind, tuple):
+        return tuple.__new__(kind, parts)
+    made = object.__new__(kind)
+    for name, part in zip(kind.__dataclass_fields__, parts, strict=True):
+        object.__setattr__(made, name, part)
+    return made
+
+
 def _parts_of(item: Any, kind: type) -> list[Any] | None:
     """List what a dict, a named tuple or a dataclass holds; ``None`` for other objects."""
     if kind is dict:
@@ -173,10 +218,15 @@ class Cache:
             return
         self.now += 1
         entry.used = self.now
+        known = self.entries.get(example.key)
+        self.size += entry.size - (0 if known is None else known.size)
         self.entries[example.key] = entry
-        self.size += entry.size
         if self.size > MOST_INTEGERS:
             self._shrink()
+
+    def refuse(self, example: Example, reason: str) -> None:
+        """Note that examples of a structure are recorded each time."""
+        self.add(example, Refused(2 * len(example.key or ()), reason=reason))
 
     def _shrink(self) -> None:
         """Drop entries until a quarter of the room is free."""

@@ -18,6 +18,7 @@ from torch.overrides import (
 )
 from torch.utils._pytree import tree_leaves
 
+from pyg_dynbatch.autobatch.cache import Example, rebuilt
 from pyg_dynbatch.autobatch.lazy import ACTIVE, METADATA, Lazy, unseen
 from pyg_dynbatch.autobatch.session import Session
 
@@ -61,25 +62,33 @@ class Origins(TorchFunctionMode):
 
     Args:
         session: Records the example.
-        arguments: The tensors among the arguments of the example.
+        example: The example. It is recorded with other objects in the places of its tensors, so
+            that those which the model also knows otherwise are not taken for arguments.
         reason: Why it will not be kept anyway; then only what :meth:`AutoBatch.collate` refuses is
             noticed.
     """
 
-    def __init__(self, session: Session, arguments: Sequence[Tensor], reason: str = "") -> None:
+    def __init__(self, session: Session, example: Example, reason: str = "") -> None:
         super().__init__()
-        self.session, self.reason = session, reason
-        self.arguments = {id(tensor): number for number, tensor in enumerate(arguments)}
+        self.session, self.example, self.reason = session, example, reason
+        self.value = example.value
+        self.arguments: dict[int, int] = {}  # the number of each tensor
+        if not reason and example.tensors:
+            with torch.enable_grad():
+                self.tensors = [torch.ops.aten.alias(tensor) for tensor in example.tensors]
+            self.arguments = {id(tensor): number for number, tensor in enumerate(self.tensors)}
+            self.value = rebuilt(example.key or (), self.tensors)
         self.constants: dict[int, Tensor] = {}  # kept, so that no other tensor gets their identity
         self.rows: dict[int, OwnRows] = {}  # of tensors that are rows themselves
         self.all_rows: list[OwnRows] = []
         self.emitted: list[tuple[str, Any]] = []
 
     def refuse(self, reason: str) -> None:
-        """Keep no recording of the example, for this reason."""
+        """Keep no recording of the example, nor of others of its structure, for this reason."""
         if not self.reason:
             line = self.session.line()
             self.reason = f"{reason} ({line})" if line else reason
+            self.session.table.cache.refuse(self.example, self.reason)
 
     def add(self, tensor: Tensor, kept: Tensor, values: Sequence[Lazy], *, whole: bool) -> None:
         """Note rows from outside, and what holds their content."""
@@ -133,14 +142,17 @@ class Origins(TorchFunctionMode):
         if owned and may_write:  # not run where it is refused, since it may change a buffer
             self.session.check_ahead(owned[0], resolve_name(func) or name)
         result = func(*args, **kwargs)
-        is_view = not may_write and len(owned) == len(others)
-        for each in tree_leaves(result):
-            is_view &= isinstance(each, Tensor) and self.session.owned(each) is not None
-        if not is_view:
+        if may_write or not all(self._is_known(each, others) for each in tree_leaves(result)):
             if owned:
                 self.session.check_ahead(owned[0], resolve_name(func) or name)
             self.refuse(self._reason(name.strip("_"), others[0], result))
         return result
+
+    def _is_known(self, result: Any, operands: Sequence[Tensor]) -> bool:
+        """Return whether a result is an operand itself, or a view of a parameter or buffer."""
+        if not isinstance(result, Tensor):
+            return False
+        return any(result is each for each in operands) or self.session.owned(result) is not None
 
     def _made(self, func: Callable[..., Any], args: Any, kwargs: Any, leaves: Sequence[Any]) -> Any:
         """Run a function of Python values and constants; its results are constants."""

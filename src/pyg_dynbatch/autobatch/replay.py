@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from pyg_dynbatch.autobatch.cache import CacheEntry, Example, Kept, KeptRows, Refused, ResultForm
+from pyg_dynbatch.autobatch.cache import Example, Kept, KeptRows, Refused, ResultForm
 from pyg_dynbatch.autobatch.collate import Outcome, ResultColumn, structured
 from pyg_dynbatch.autobatch.lazy import Lazy, unseen
 from pyg_dynbatch.autobatch.origins import Generators, Origins, OwnRows, watched
@@ -27,46 +27,41 @@ class Replay(NamedTuple):
 
 def record(session: Session, plain: Callable[[Any], Any], example: Example) -> Any:
     """Record an example unless what one of its structure has recorded is kept."""
-    cache = session.table.cache
-    entry = cache.find(example)  # an example of this batch may have added it
+    entry = session.table.cache.find(example)  # an example of this batch may have added it
     if isinstance(entry, Kept):
         return Replay(entry, example.tensors)
     reason = entry.reason if isinstance(entry, Refused) else example.problem
-    if example.key is not None and entry is None:
-        result, entry = _record_new(session, plain, example)
-        cache.add(example, entry)
-        if isinstance(entry, Refused):
-            session.refusals[entry.reason] += 1
-        return result
+    if not reason and any(session.owned(tensor) is not None for tensor in example.tensors):
+        reason = "an argument is a parameter or buffer of the model"
+    if example.key is not None and not reason:
+        return _record_new(session, plain, example)
     if reason:
         session.refusals[reason] += 1
     if session.can_run:
         return plain(example.value)
-    with watched(Origins(session, (), reason or "there is no cache")):
+    with watched(Origins(session, example, reason or "there is no cache")):
         return plain(example.value)
 
 
-def _record_new(
-    session: Session, plain: Callable[[Any], Any], example: Example
-) -> tuple[Any, CacheEntry]:
-    """Record the first example of a structure; return its result, and what to keep."""
-    origins, watch = Origins(session, example.tensors), session.table.watch
+def _record_new(session: Session, plain: Callable[[Any], Any], example: Example) -> Any:
+    """Record the first example of a structure; keep what it has recorded, or why that cannot be."""
+    origins, watch = Origins(session, example), session.table.watch
     first, number = session.next_value, session.example
     generators, before = Generators(session.device), watch.look(number)
     kept = None
     with watched(origins):
-        result = plain(example.value)
+        result = plain(origins.value)
         if not origins.reason:
             kept = _kept(session, origins, result, first)
     if owner := generators.moved():
         origins.refuse(f"it draws random numbers of {owner}")
     if name := watch.changed_since(before, number):
         origins.refuse(f"it changes {name!r} of the model")
-    size = 2 * len(example.key or ())
-    if kept is None or origins.reason:
-        return result, Refused(size, reason=origins.reason)
-    kept.size += size
-    return result, kept
+    if origins.reason:
+        session.refusals[origins.reason] += 1
+    elif kept is not None:
+        session.table.cache.add(example, kept)
+    return result
 
 
 def _kept(session: Session, origins: Origins, result: Any, first: int) -> Kept | None:
@@ -113,7 +108,12 @@ def _frozen(
     numbers = [leaf._number - first if type(leaf) is Lazy else 0 for leaf in leaves]
     room = sum(tensor.nbytes for tensor in sources.constants) // code.itemsize
     return Kept(
-        size=code.size + begins.size + len(origins.all_rows) + len(leaves) + room,
+        size=2 * len(origins.example.key or ())
+        + code.size
+        + begins.size
+        + len(origins.all_rows)
+        + len(leaves)
+        + room,
         code=code,
         places=np.frombuffer(session.places(first), dtype=np.int32)[begins],
         rows=sources.rows,
