@@ -6,11 +6,14 @@ import random
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from operator import is_
 from typing import Any, NamedTuple
 
+import hypothesis
 import numpy as np
 import pytest
 import torch
+from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from pyg_dynbatch.autobatch import (
@@ -25,7 +28,7 @@ from pyg_dynbatch.autobatch import (
     while_loop,
 )
 from pyg_dynbatch.autobatch import cache as caches
-from pyg_dynbatch.autobatch.cache import Kept, example_of, rebuilt
+from pyg_dynbatch.autobatch.cache import Example, Kept, example_of, rebuilt, structure_of
 
 Forward = Callable[[Any, Any], Any]
 RUNS: list[int] = []
@@ -275,15 +278,36 @@ DIFFERENT: list[Any] = [
 ]  # fmt: skip
 
 
-def test_structures_differ() -> None:
-    keys = [example_of((value, "end")).key for value in DIFFERENT]
+@pytest.mark.parametrize("find", [example_of, structure_of])
+def test_structures_differ(find: Callable[[Any], Example]) -> None:
+    keys = [find((value, "end")).key for value in DIFFERENT]
     assert None not in keys and len(set(keys)) == len(keys)
+
+
+NESTED = st.recursive(
+    st.sampled_from([X, Y, torch.ones(2), torch.tensor(1)]) | st.integers(-2, 2) | st.booleans()
+    | st.floats(-1, 1) | st.text("ab", max_size=2) | st.none() | st.binary(max_size=2),
+    lambda inner: st.lists(inner, max_size=3) | st.lists(inner, max_size=3).map(tuple)
+    | st.dictionaries(st.text("ab", max_size=1), inner, max_size=2),
+    max_leaves=6,
+)  # fmt: skip
+
+
+@pytest.mark.skipif(caches._structure is None, reason="the C extension was not built")
+@hypothesis.given(NESTED, NESTED)
+def test_c_tells_the_structures_apart_that_the_definition_does(one: Any, other: Any) -> None:
+    fast, defined = ([find(each) for each in (one, other)] for find in (example_of, structure_of))
+    assert all(isinstance(each.key, bytes) for each in fast)
+    assert (fast[0].key == fast[1].key) == (defined[0].key == defined[1].key)
+    for each, definition in zip(fast, defined, strict=True):
+        assert all(map(is_, each.tensors, definition.tensors))
+        assert len(each.tensors) == len(definition.tensors)
 
 
 def test_examples_are_rebuilt_from_their_structure() -> None:
     for value in DIFFERENT:
-        given = example_of(([value], "end"))
-        again = example_of(rebuilt(given.key or (), given.tensors))
+        given = structure_of(([value], "end"))
+        again = structure_of(rebuilt(given.key or (), given.tensors))
         assert again.key == given.key and type(again.value[0][0]) is type(value)
         pairs = zip(again.tensors, given.tensors, strict=True)
         assert all(one is other for one, other in pairs)

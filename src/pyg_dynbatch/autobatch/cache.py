@@ -1,12 +1,14 @@
 """Recordings by the structure of examples, and what that structure is."""
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 from torch import Tensor
+
+from pyg_dynbatch.core.native import extension
 
 MOST_INTEGERS = 2**25
 """How many integers a model keeps in one mode; the recordings used least recently go first."""
@@ -20,12 +22,28 @@ class Example(NamedTuple):
     """An example, its structure, and the tensors among its arguments."""
 
     value: Any
-    key: tuple[Any, ...] | None = None  # None if it has no structure
+    key: tuple[Any, ...] | bytes | None = None  # None if it has no structure
     tensors: Sequence[Tensor] = ()
     problem: str = ""  # why it has none
 
+    @property
+    def size(self) -> int:
+        """How many integers the key takes."""
+        if isinstance(self.key, bytes):
+            return len(self.key) // 4
+        return 2 * len(self.key or ())
+
 
 def example_of(value: Any) -> Example:
+    """Find the structure of an example, as :func:`structure_of` defines it; mostly in C."""
+    found = None if _structure is None else _structure(value)
+    return structure_of(value) if found is None else Example(value, *found)
+
+
+_structure = getattr(extension(), "structure", None)
+
+
+def structure_of(value: Any) -> Example:
     """Find the structure of an example.
 
     It is a flat tuple: classes, numbers of items, and plain values as they are; floats by their
@@ -33,7 +51,7 @@ def example_of(value: Any) -> Example:
     gradients; one that was met before is its number among the tensors.
 
     Example:
-        >>> example_of((1, ["a", 2.0])).key
+        >>> structure_of((1, ["a", 2.0])).key
         (<class 'tuple'>, 2, 1, <class 'list'>, 2, 'a', <class 'float'>, '2.0')
     """
     key = list[Any]()
@@ -68,11 +86,11 @@ def example_of(value: Any) -> Example:
     return Example(value, tuple(key), tensors)
 
 
-def rebuilt(key: Sequence[Any], tensors: Sequence[Tensor]) -> Any:
+def rebuilt(key: Iterable[Any], tensors: Sequence[Tensor]) -> Any:
     """Return the example of a structure with other tensors.
 
     Example:
-        >>> rebuilt(example_of((1, ["a", 2.0])).key, [])
+        >>> rebuilt(structure_of((1, ["a", 2.0])).key, [])
         (1, ['a', 2.0])
     """
     nodes = list[tuple[Any, Any]]()  # a class and a number of items, or None and an item
@@ -200,7 +218,7 @@ class Cache:
     """Recordings by structure; those used least recently go first."""
 
     def __init__(self) -> None:
-        self.entries: dict[tuple[Any, ...], CacheEntry] = {}
+        self.entries: dict[tuple[Any, ...] | bytes, CacheEntry] = {}
         self.forms = deque[ResultForm](maxlen=64)
         self.size, self.now = 0, 0
 
@@ -226,7 +244,7 @@ class Cache:
 
     def refuse(self, example: Example, reason: str) -> None:
         """Note that examples of a structure are recorded each time."""
-        self.add(example, Refused(2 * len(example.key or ()), reason=reason))
+        self.add(example, Refused(example.size, reason=reason))
 
     def _shrink(self) -> None:
         """Drop entries until a quarter of the room is free."""

@@ -126,7 +126,7 @@ class AutoBatch(nn.Module):
 
     def _batched(self, examples: list[Any]) -> tuple[Any, Session]:
         session = self._begin()
-        with closing(session):
+        with closing(session), _uncollected(self.cache):
             outcome = self._recorded(session, examples, partial(_finished, session))
             return self._computed(session, outcome), session
 
@@ -403,6 +403,19 @@ def _emitting(collected: dict[str, Any], number: int) -> Iterator[None]:
         yield
     finally:
         ACTIVE.eager = outer
+
+
+@contextmanager
+def _uncollected(is_wanted: bool) -> Iterator[None]:
+    """Collect no garbage: what is made inside is needed, or freed at once."""
+    collects = is_wanted and gc.isenabled()
+    if collects:
+        gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from torch.overrides import (
 )
 from torch.utils._pytree import tree_leaves
 
-from pyg_dynbatch.autobatch.cache import Example, rebuilt
+from pyg_dynbatch.autobatch.cache import Example, rebuilt, structure_of
 from pyg_dynbatch.autobatch.lazy import ACTIVE, METADATA, Lazy, unseen
 from pyg_dynbatch.autobatch.session import Session
 
@@ -77,7 +77,7 @@ class Origins(TorchFunctionMode):
             with torch.enable_grad():
                 self.tensors = [torch.ops.aten.alias(tensor) for tensor in example.tensors]
             self.arguments = {id(tensor): number for number, tensor in enumerate(self.tensors)}
-            self.value = rebuilt(example.key or (), self.tensors)
+            self.value = rebuilt(structure_of(example.value).key or (), self.tensors)
         self.constants: dict[int, Tensor] = {}  # kept, so that no other tensor gets their identity
         self.rows: dict[int, OwnRows] = {}  # of tensors that are rows themselves
         self.all_rows: list[OwnRows] = []

@@ -108,7 +108,7 @@ def _frozen(
     numbers = [leaf._number - first if type(leaf) is Lazy else 0 for leaf in leaves]
     room = sum(tensor.nbytes for tensor in sources.constants) // code.itemsize
     return Kept(
-        size=2 * len(origins.example.key or ())
+        size=origins.example.size
         + code.size
         + begins.size
         + len(origins.all_rows)

@@ -640,7 +640,7 @@ class Session(Recorder):
                     item.rows if isinstance(item, Stacked) else torch.as_tensor(item, **facts)[None]
                     for item in found
                 ]
-                stacked[row_type] = torch.cat(pieces)
+                stacked[row_type] = torch.cat(pieces) if len(pieces) > 1 else pieces[0]
         return stacked
 
     def value_of(self, value: Lazy) -> Any:
