@@ -60,6 +60,7 @@ struct fuse {
     int32_t *seen;      /* of each number, the latest attempt to count different ones */
     int32_t *number;    /* of each chain, as in `kind` */
     uint8_t *is_output; /* of each value of the first instance of a chain */
+    int64_t like[MOST_FUSED * MOST_ARGUMENTS]; /* what the reads of the first instance refer to */
 };
 
 static int32_t results_of(const struct fuse *f, int32_t call)
@@ -171,23 +172,34 @@ static void count_uses(struct fuse *f)
 
 /* Chains. */
 
+/* Notes what the reads of the first instance of a chain refer to. */
+static void note_first(struct fuse *f, const struct chain *chain)
+{
+    int64_t *next = f->like;
+    for (int32_t kind = chain->first; kind >= 0; kind = f->kinds[kind].next) {
+        const struct kind *const k = f->kinds + kind;
+        const int32_t call = f->call_of[k->first], end = f->graph.first_read[call + 1];
+        for (int32_t read = f->graph.first_read[call]; !k->is_list && read < end; read++)
+            *next++ = refer_of(f, call, read);
+    }
+}
+
 /* The depth of the shallowest call of an instance that others read, or INT32_MAX; 0 if the instance
-   cannot run at once, or other reads than those of the first one are its own. Notes what others
-   read. */
+   cannot run at once, or other reads than those of the first one, which was noted, are its own.
+   Notes what others read. */
 static int32_t find_depth(struct fuse *f, const struct chain *chain, int32_t instance,
                           uint8_t *is_output)
 {
     const struct graph *const g = &f->graph;
     int32_t deepest = 0, shallowest = INT32_MAX, is_alike = 1;
+    const int64_t *like = f->like;
     for (int32_t kind = chain->first; kind >= 0; kind = f->kinds[kind].next) {
         const struct kind *const k = f->kinds + kind;
-        const int32_t call = f->call_of[k->first + instance], like = f->call_of[k->first];
-        const int32_t first = g->first_read[call], first_like = g->first_read[like];
-        for (int32_t read = first; read < g->first_read[call + 1]; read++) {
+        const int32_t call = f->call_of[k->first + instance];
+        for (int32_t read = g->first_read[call]; read < g->first_read[call + 1]; read++) {
             const int32_t value = g->read[read], maker = maker_of(g, value);
             const int64_t refer = refer_of(f, call, read);
-            if (refer != (k->is_list ? -1 : refer_of(f, like, first_like + read - first)))
-                is_alike = 0;
+            is_alike &= refer == (k->is_list ? -1 : *like++);
             if (refer >= 0)
                 f->inside[value]++;
             else if (maker >= 0 && f->depth[maker] > deepest)
@@ -306,6 +318,7 @@ static int join(struct fuse *f, const struct kind *reader, int32_t argument)
         return 0;
     move_instances(f, &other, own.count);
     append_kinds(f, from, to);
+    note_first(f, f->chains + to);
     for (int32_t instance = 0; instance < own.count; instance++)
         if (!find_depth(f, f->chains + to, instance, NULL)) {
             f->chains[to] = own;
@@ -359,6 +372,7 @@ static void sort_kinds(struct fuse *f, struct chain *chain)
    which nothing is read waits for all that its calls read. */
 static void find_ready(struct fuse *f, const struct chain *chain)
 {
+    note_first(f, chain);
     for (int32_t instance = 0; instance < chain->count; instance++) {
         int32_t ready = find_depth(f, chain, instance, f->is_output), deepest = 0;
         for (int32_t kind = chain->first; kind >= 0; kind = f->kinds[kind].next) {
