@@ -4,6 +4,7 @@ import copy
 import pickle
 import random
 import threading
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from operator import is_
@@ -165,8 +166,12 @@ REFUSED: dict[str, tuple[str, bool, Forward]] = {
         "random numbers by uniform_", True, lambda m, x: m.part(x) + 0 * torch.zeros(3).uniform_()
     ),
     "generator": (
-        "random numbers by randn", True,
+        "it gives randn an object of class Generator", True,
         lambda m, x: m.part(x) + 0 * torch.randn(3, generator=GENERATOR),
+    ),
+    "hidden argument": (
+        "it gives tensor an object of class deque", True,
+        lambda m, x: m.part(x) + torch.tensor(deque([1.0, 2.0]))[0],
     ),
     "Python's generator": ("random numbers of Python", False, python_random),
     "NumPy's generator": ("random numbers of NumPy", False, numpy_random),

@@ -42,6 +42,15 @@ _LAYOUT = {
     getattr(torch.Tensor, name).__get__
     for name in ("is_leaf", "layout", "is_sparse", "is_quantized", "is_nested")
 }
+# Functions of Python values that draw no random numbers.
+_FACTORIES = {
+    torch.tensor, torch.as_tensor, torch.zeros, torch.ones, torch.full, torch.arange, torch.eye,
+    torch.linspace, torch.zeros_like, torch.ones_like, Tensor.new_zeros, Tensor.new_ones,
+}  # fmt: skip
+_VALUES = {
+    int, float, complex, bool, str, bytes, type(None), type(...), range, torch.dtype, torch.device,
+    torch.layout, torch.memory_format,
+}  # fmt: skip
 _HELD_DEPTH = 4
 
 
@@ -117,35 +126,39 @@ class Origins(TorchFunctionMode):
         """Run a function, and note where its result comes from."""
         if Lazy in types:
             return Lazy.__torch_function__(func, types, args, kwargs)
-        kwargs = kwargs or {}
-        if self.session.origins is not self or ACTIVE.session is None:
-            return func(*args, **kwargs)
         if func in METADATA:
             if func in _LAYOUT and id(args[0]) in self.arguments:
                 self.refuse("it asks how the memory of an argument is laid out")
-            return func(*args, **kwargs)
-        if self.reason and self.session.can_run:
+            return func(*args) if kwargs is None else func(*args, **kwargs)
+        kwargs = kwargs or {}
+        session = self.session
+        ends = session.origins is not self or (self.reason and session.can_run)
+        if ends or ACTIVE.session is None:
             return func(*args, **kwargs)
         return self._watched(func, args, kwargs)
 
     def _watched(self, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        given = [each for n, each in enumerate(args) if n != _LIKE.get(func)]
-        leaves = tree_leaves((given, kwargs))
-        tensors = [each for each in leaves if isinstance(each, Tensor)]
-        others = [each for each in tensors if id(each) not in self.constants]
+        given = list[Any]()
+        ignored = _LIKE.get(func)
+        for number, each in enumerate(args):
+            if number != ignored:
+                _list_operands(each, given)
+        _list_operands(kwargs, given)
+        others = [each for each in given if id(each) not in self.constants]
         if not others:
-            return self._made(func, args, kwargs, leaves)
-        owned = [each for each in others if self.session.owned(each) is not None]
+            return self._made(func, args, kwargs)
+        tensors = [each for each in others if isinstance(each, Tensor)]
+        owned = [each for each in tensors if self.session.owned(each) is not None]
         name = func.__name__
         may_write = name.endswith("_") and name not in ("__getitem__", "__get__")
         may_write |= kwargs.get("out") is not None
         if owned and may_write:  # not run where it is refused, since it may change a buffer
             self.session.check_ahead(owned[0], resolve_name(func) or name)
         result = func(*args, **kwargs)
-        if may_write or not all(self._is_known(each, others) for each in tree_leaves(result)):
+        if may_write or not all(self._is_known(each, tensors) for each in tree_leaves(result)):
             if owned:
                 self.session.check_ahead(owned[0], resolve_name(func) or name)
-            self.refuse(self._reason(name.strip("_"), others[0], result))
+            self.refuse(self._reason(name.strip("_"), others, result))
         return result
 
     def _is_known(self, result: Any, operands: Sequence[Tensor]) -> bool:
@@ -154,19 +167,24 @@ class Origins(TorchFunctionMode):
             return False
         return any(result is each for each in operands) or self.session.owned(result) is not None
 
-    def _made(self, func: Callable[..., Any], args: Any, kwargs: Any, leaves: Sequence[Any]) -> Any:
+    def _made(self, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Run a function of Python values and constants; its results are constants."""
-        before = torch.default_generator.get_state()
-        result = func(*args, **kwargs)
-        is_random = any(isinstance(each, torch.Generator) for each in leaves)
-        if is_random or not torch.equal(before, torch.default_generator.get_state()):
-            self.refuse(f"it draws random numbers by {func.__name__}")
-        for each in tree_leaves(result):
-            if isinstance(each, Tensor) and id(each) not in self.arguments:
+        if func in _FACTORIES:
+            result = func(*args, **kwargs)
+        else:
+            before = torch.default_generator.get_state()
+            result = func(*args, **kwargs)
+            if not torch.equal(before, torch.default_generator.get_state()):
+                self.refuse(f"it draws random numbers by {func.__name__}")
+        for each in (result,) if type(result) is Tensor else tree_leaves(result):
+            if isinstance(each, Tensor):
                 self.constants[id(each)] = each
         return result
 
-    def _reason(self, name: str, operand: Tensor, result: Any) -> str:
+    def _reason(self, name: str, operands: Sequence[Any], result: Any) -> str:
+        (operand, *_) = operands
+        if not isinstance(operand, Tensor):
+            return f"it gives {name} an object of class {type(operand).__qualname__}"
         owned = self.session.owned(operand)
         origin = "a tensor that the model holds" if owned is None else repr(owned)
         origin = "an argument" if id(operand) in self.arguments else origin
@@ -185,6 +203,23 @@ class Origins(TorchFunctionMode):
             above.append(mode)
         for mode in reversed(above):
             _push_mode(mode)
+
+
+def _list_operands(value: Any, found: list[Any]) -> None:
+    """List the tensors in an argument, and objects that may hold some or draw random numbers."""
+    kind = type(value)
+    if kind in _VALUES:
+        return
+    if isinstance(value, tuple | list):
+        for item in value:
+            _list_operands(item, found)
+    elif kind is dict:
+        for item in value.values():
+            _list_operands(item, found)
+    elif kind is slice:
+        _list_operands((value.start, value.stop, value.step), found)
+    elif not isinstance(value, np.generic | np.ndarray) or value.dtype == object:
+        found.append(value)
 
 
 @contextmanager
