@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 import torch
 
-from pyg_dynbatch.autobatch import autobatch
 from pyg_dynbatch.core import (
     Engine,
     Levels,
@@ -254,40 +253,6 @@ def tamper_with_levels(seeds: range) -> int:
     return refused
 
 
-class Doubles(torch.nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = torch.nn.Linear(2, 2)
-
-    def forward(self, numbers: list[float]) -> torch.Tensor:
-        x = torch.tensor(numbers)
-        for _ in numbers:
-            x = self.linear(x)
-        return x
-
-
-def tamper_with_traces(seeds: range) -> int:
-    """Return how many recordings of autobatch are refused; the others run."""
-    model, refused = autobatch(Doubles()), 0
-    for seed in seeds:
-        draw = random.Random(seed)
-        recording = model.trace([1.0, 2.0])
-        own = recording.result
-        wrong = tamper(draw, recording)
-        if draw.random() < 0.5:
-            value = own.leaves[0]._replace(number=number(draw))
-            less = {row_type: rows[:0] for row_type, rows in own.outside.items()}
-            changes: list[dict[str, Any]] = [{"leaves": [value]}, {"outside": less}]
-            changes += [{"sites": own.sites[:-1]}, {"sites": own.sites[::-1]}, {"outside": {}}]
-            wrong = replace(recording, result=own._replace(**draw.choice(changes)))
-        try:
-            model([wrong, [3.0, 4.0]])
-        except ValueError as error:
-            refused += 1
-            assert "autobatch: " in str(error), seed
-    return refused
-
-
 def in_a_process(call: str) -> None:
     """Run a function of this file in a process that may crash, which checks no annotations."""
     code = f"from tests.core.test_tampering import *\nassert {call}"
@@ -295,7 +260,7 @@ def in_a_process(call: str) -> None:
     subprocess.run(command, check=True, cwd=Path(__file__).parents[2])
 
 
-KINDS = ["recordings", "levels", "traces"]
+KINDS = ["recordings", "levels"]
 
 
 def test_wrong_fields_never_end_the_process() -> None:
