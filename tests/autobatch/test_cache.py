@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from operator import is_
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import hypothesis
 import numpy as np
@@ -235,6 +235,7 @@ class Pair(NamedTuple):
 
 @dataclass(frozen=True)
 class Named:
+    KIND: ClassVar[str] = "named"
     name: str
     value: Any
 

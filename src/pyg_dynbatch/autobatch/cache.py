@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -126,7 +126,7 @@ def _built(kind: Any, parts: Sequence[Any]) -> Any:
     if issubclass(kind, tuple):
         return tuple.__new__(kind, parts)
     made = object.__new__(kind)
-    for name, part in zip(kind.__dataclass_fields__, parts, strict=True):
+    for name, part in zip(_names_of(kind), parts, strict=True):
         object.__setattr__(made, name, part)
     return made
 
@@ -140,11 +140,15 @@ def _parts_of(item: Any, kind: type) -> list[Any] | None:
     bases = kind.__mro__[:-1]
     if not all("__dataclass_fields__" in vars(base) for base in bases):
         return None
-    names = [*kind.__dataclass_fields__]  # type: ignore[attr-defined]
+    names = _names_of(kind)
     has_others = not set(getattr(item, "__dict__", ())) <= set(names)
     if has_others or not all(hasattr(item, name) for name in names):
         return None
     return [getattr(item, name) for name in names]
+
+
+def _names_of(kind: Any) -> list[str]:
+    return [field.name for field in fields(kind)]
 
 
 class ResultForm(NamedTuple):

@@ -102,14 +102,14 @@ class Joined(NamedTuple):
     outputs: "_Outputs"
 
 
-def join(recordings: Sequence[Recording], owner: str = "schedule_recordings") -> Joined:
+def join(recordings: Sequence[Recording]) -> Joined:
     """Join recordings; raise an error if one cannot have been recorded: C trusts their numbers."""
     try:
         return _joined(recordings)
     except (TypeError, ValueError, LookupError, AttributeError, OverflowError) as error:
         if error.args and isinstance(error.args[0], Mismatch):
             raise  # of recordings that do not go together
-        problem = f"{owner}: the fields of a recording do not fit each other"
+        problem = "schedule_recordings: the fields of a recording do not fit each other"
         hint = "record the example again instead of changing its recording"
         raise mismatch(ValueError, problem, "those that were recorded", hint=hint) from error
 
