@@ -14,9 +14,8 @@ void choose_best_kernels(void);
 #endif
 
 static PyMethodDef *const tables[] = {
-    fuse_functions,      levels_functions,     pairs_functions,
-    recorder_functions,  recordings_functions, steps_functions,
-    structure_functions,
+    fuse_functions,       levels_functions, pairs_functions,     recorder_functions,
+    recordings_functions, steps_functions,  structure_functions,
 #ifndef NO_KERNELS
     tree_lstm_functions,
 #endif

@@ -45,8 +45,7 @@ static int put_text(struct writer *w, char letter, const char *text, int64_t siz
 /* Makes room for items that are written next; returns where the first goes, which is the last. */
 static PyObject **make_room(struct writer *w, int64_t items)
 {
-    PyObject **const todo =
-        grown(w->todo, w->waiting + items + 1, &w->todo_room, sizeof *w->todo);
+    PyObject **const todo = grown(w->todo, w->waiting + items + 1, &w->todo_room, sizeof *w->todo);
     if (!todo)
         return NULL;
     w->todo = todo;
