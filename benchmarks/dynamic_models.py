@@ -12,6 +12,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from benchmarks.sentence_models import (
+    BiaffineParser,
+    CharacterCNN,
+    TimeDecay,
+    draw_events,
+    draw_letters,
+    draw_parsed,
+)
+
 CLASSES, WORDS, LONGEST = 5, 16, 4
 """Answers; words, few because a larger table would slow down eager gradients; most children."""
 
@@ -338,4 +347,7 @@ DYNAMIC = {
     "subtree-attention": Dynamic(
         SubtreeAttention, lambda rng, units: _tree(rng, _words(rng, 10, 44))
     ),
+    "biaffine-parser": Dynamic(BiaffineParser, draw_parsed),
+    "character-cnn": Dynamic(CharacterCNN, draw_letters),
+    "time-decay": Dynamic(TimeDecay, draw_events),
 }
