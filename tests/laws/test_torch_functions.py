@@ -1,0 +1,119 @@
+"""Law: a function of torch on values of many examples is that function on each example.
+
+The calls are those with which torch tests its own functions.
+"""
+
+from itertools import islice
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
+
+from pyg_dynbatch.autobatch import autobatch
+
+pytestmark = [pytest.mark.long, pytest.mark.filterwarnings("ignore")]
+MOST_CALLS = 8
+
+
+class Function(nn.Module):
+    """Calls a function on what is recorded."""
+
+    def __init__(self, function: Any, structure: Any) -> None:
+        super().__init__()
+        self.keep = nn.Identity()
+        self.function = function
+        self.structure = structure
+
+    def forward(self, leaves: list[Any]) -> Any:
+        recorded = [self.keep(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+        args, kwargs = tree_unflatten(recorded, self.structure)
+        return self.function(*args, **kwargs)
+
+
+def functions() -> list[Any]:
+    """List the functions of torch with their calls."""
+    from torch.testing._internal.common_methods_invocations import op_db
+
+    return [each for each in op_db if torch.float64 in each.dtypes]
+
+
+def examples(leaves: list[Any]) -> list[list[Any]]:
+    """Vary the tensors among the arguments of a call."""
+
+    def varied(leaf: Any, number: int) -> Any:
+        if not isinstance(leaf, Tensor):
+            return leaf
+        if not leaf.is_floating_point():
+            return leaf.clone()
+        tensor = leaf.detach().clone()
+        if number == 1 and tensor.dim():
+            tensor = tensor.flip(0)
+        if number == 2:
+            tensor = tensor / 2
+        return tensor.requires_grad_()
+
+    return [[varied(leaf, number) for leaf in leaves] for number in range(3)]
+
+
+def tensors(value: Any) -> list[Tensor]:
+    return [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor)]
+
+
+def gradients(result: Any, rows: list[Tensor]) -> Any:
+    """Return the gradients of a weighted sum of a result."""
+    total = torch.zeros((), dtype=torch.float64)
+    for leaf in tensors(result):
+        if leaf.requires_grad:
+            real = leaf.abs() if leaf.is_complex() else leaf
+            weights = torch.linspace(0.5, 1.5, real.numel(), dtype=torch.float64)
+            total = total + (real.nan_to_num(0, 0, 0) * weights.view(real.shape)).sum()
+    if not total.requires_grad:
+        return tuple(map(torch.zeros_like, rows))
+    return torch.autograd.grad(total, rows, allow_unused=True, materialize_grads=True)
+
+
+def calls_of(function: Any) -> list[tuple[list[Any], Any]]:
+    samples = islice(function.sample_inputs("cpu", torch.float64), MOST_CALLS)
+    return [tree_flatten(((each.input, *each.args), each.kwargs)) for each in samples]
+
+
+def plain_results(function: Any, leaves: list[Any], structure: Any) -> Any:
+    """Return examples and what the plain loop makes of them; None if it fails or draws."""
+    given = examples(leaves)
+    model = autobatch(Function(function.op, structure))
+    try:
+        results = [model(given, batch=False) for _ in range(2)]
+        torch.testing.assert_close(*map(tensors, results), equal_nan=True)
+        rows = [leaf for leaf in tensors(given) if leaf.requires_grad]
+        expected = gradients(results[0], rows)
+    except Exception:  # of many classes; the plain loop has no result to compare with
+        return None
+    return given, rows, results[0], expected
+
+
+@pytest.mark.parametrize("part", range(8))
+def test_calls_of_torch_functions(part: int) -> None:
+    compared = 0
+    for function in functions()[part::8]:
+        for leaves, structure in calls_of(function):
+            if not tensors(leaves) or any(x.layout != torch.strided for x in tensors(leaves)):
+                continue
+            torch.manual_seed(0)
+            plain = plain_results(function, leaves, structure)
+            if plain is None:
+                continue
+            given, rows, expected, expected_gradients = plain
+            try:
+                result = autobatch(Function(function.op, structure))(given)
+            except Exception as error:
+                known = isinstance(error, NotImplementedError), "Lazy" in str(error)
+                assert any(known) or "autobatch" in str(error), function.name
+                continue
+            where = f"{function.name} of {[getattr(x, 'shape', x) for x in leaves]}"
+            close: Any = {"rtol": 1e-6, "atol": 1e-6, "equal_nan": True, "msg": where}
+            torch.testing.assert_close(tensors(result), tensors(expected), **close)
+            torch.testing.assert_close(gradients(result, rows), expected_gradients, **close)
+            compared += 1
+    assert compared > 300
