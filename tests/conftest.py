@@ -150,3 +150,12 @@ def server() -> Iterator[Server]:
         yield server
         server.shutdown()
         thread.join()
+
+
+@pytest.fixture(autouse=True)
+def batch_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let `autobatch` batch the few examples of a test, for which it would run the plain loop."""
+    from pyg_dynbatch.autobatch import model
+
+    monkeypatch.setattr(model, "LOOP_BELOW_IN_TRAINING", 0)
+    monkeypatch.setattr(model, "LOOP_BELOW_IN_INFERENCE", 0)

@@ -170,6 +170,7 @@ def test_autocast() -> None:
 
 @pytest.mark.long
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+@pytest.mark.filterwarnings("ignore:Dynamo does not know how to trace")
 def test_compiled_leaf_modules() -> None:
     plain = TreeLSTM()
     expected = autobatch(plain)(trees())

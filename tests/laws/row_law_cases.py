@@ -329,7 +329,7 @@ MIXES: dict[str, Case] = {
     "attention": Case(attention(False), ((4, 3), (4, 3), (4, 3)), False),
     "gradient of a function": of(lambda m, x: Custom.apply(x), (3,), direct=False, refused=True),
     "assignment": of(filled, (3,), direct=False, refused=True),
-    "view in place": of(through_view, direct=False),
+    "view in place": of(through_view, direct=False, refused=True),
     "counts over all": of(lambda m, x: x * (x > 0).sum(), direct=False),
     "parameter beside a row": of(lambda m, x: torch.stack([x, m.scale]), (3,), direct=False),
     "embedding of sizes": of(lambda m, x: x + m.word.weight[x.shape[0] % 5], (3,), direct=False,
@@ -402,6 +402,13 @@ RIGHT: dict[str, Case] = {
                    cell=lambda: NaryTreeLSTMCell(3, 3)),
     "our cell of children": of(lambda m, x, h, c: m.cell(x, [(h, c), (c, h)])[0], (3,), (3,), (3,),
                                direct=True, cell=lambda: ChildSumTreeLSTMCell(3, 3)),
+    "gated unit": of(lambda m, x: F.silu(m.a(x)) * m.b(x), (3,), direct=True,
+                     a=lambda: nn.Linear(3, 4), b=lambda: nn.Linear(3, 4)),
+    "root mean square": of(lambda m, x: x * (x.square().mean(-1, keepdim=True) + 1).rsqrt(),
+                           direct=True),
+    "mixture": of(lambda m, x: (m.gate(x).softmax(-1).unsqueeze(-1) * torch.stack(
+        [m.a(x), m.b(x)], -2)).sum(-2), (3,), direct=True, gate=lambda: nn.Linear(3, 2),
+        a=lambda: nn.Linear(3, 4), b=lambda: nn.Linear(3, 4)),
     "transformer layer": Case(
         lambda: nn.TransformerEncoderLayer(4, 2, 8, dropout=0.0, batch_first=True),
         ((5, 4),), True),

@@ -21,7 +21,8 @@ ROWS = [*torch.randn(4, 3, generator=torch.Generator().manual_seed(0))]
 
 def process() -> tuple[Any, ...]:
     find = functools._find_impl  # type: ignore[attr-defined]
-    return builtins.isinstance, find, gc.isenabled(), nn.Module.__call__, Part.__call__
+    calls = nn.Module.__call__, Part.__call__
+    return builtins.isinstance, find, gc.isenabled(), torch.manual_seed, torch.random.seed, *calls
 
 
 @singledispatch
@@ -79,7 +80,7 @@ def fails_while_suspended(value: Any) -> Any:
 
 
 def refused(value: Any) -> Any:
-    value += 1
+    value.add_(1)
     return value
 
 

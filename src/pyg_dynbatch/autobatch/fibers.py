@@ -31,7 +31,7 @@ def run_examples(
             results.append(function(example))
         return results
     hub, results, todo = getcurrent(), [None] * len(examples), iter(enumerate(examples))
-    watch, wanted, running = session.table.watch, list[Lazy](), list[Any]()
+    state, wanted, running = session.table.state, list[Lazy](), list[Any]()
 
     def suspend(value: Lazy) -> None:
         number: Any = session.example
@@ -40,7 +40,7 @@ def run_examples(
             torch._C._set_grad_enabled(session.grad)
         wanted.append(value)
         hub.switch()
-        watch.waiting.discard(number)
+        state.waiting.discard(number)
         session.turn(number)
         if is_switched:
             torch._C._set_grad_enabled(not session.grad)
@@ -50,7 +50,7 @@ def run_examples(
         for number, example in todo:
             session.turn(number)
             results[number] = function(example)
-            watch.turn_ends(number)
+            state.turn_ends(number)
             if session.suspend is None:  # an example has failed
                 return
 
@@ -58,8 +58,8 @@ def run_examples(
         fiber.switch()
         if not fiber.dead:
             number: Any = session.example
-            watch.waiting.add(number)
-            watch.turn_ends(number)
+            state.waiting.add(number)
+            state.turn_ends(number)
 
     session.suspend = suspend
     try:

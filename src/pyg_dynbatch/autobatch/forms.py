@@ -1,46 +1,47 @@
 """Choose how a call that is written for one example is run on stacked rows.
 
-The first of four forms that obeys the row law (:mod:`pyg_dynbatch.core.row_law`) is used: a known
-batched form (:mod:`pyg_dynbatch.autobatch.operations`), the call itself, the call with parameters
-among its arguments repeated for each row, or ``torch.vmap``, which cannot mix rows but is slower.
+Functions of torch and layers have their form in a table (:mod:`operations`, :mod:`layers`); other
+functions run through ``torch.vmap``, or on one row after the other. Other modules are called on
+stacked rows if they are closed (:mod:`closed`); else their inside is recorded.
 """
 
-import gc
+import warnings
 from collections.abc import Callable, Sequence
-from operator import itemgetter
-from typing import Any, NamedTuple
-from weakref import ref
+from contextlib import suppress
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
-from pyg_dynbatch.core import row_law
-from pyg_dynbatch.core.errors import mismatch
-from pyg_dynbatch.core.listing import (
-    Called,
-    ChangesArgument,
-    ChangesState,
-    NeedsPython,
-    listed,
+from pyg_dynbatch.autobatch.closed import (
+    CannotOpen,
+    ChangesUnseen,
+    Compute,
+    check_closed,
+    has_hooks_of_users,
     share_memory,
 )
-from pyg_dynbatch.core.operation import calls_only
-from pyg_dynbatch.core.row_law import Check, Operand
-from pyg_dynbatch.core.shadow import (
-    draw_rows,
-    draws_on_host,
-    module_of,
-    set_mode,
-    state_of,
-    tensors_of,
-    undisturbed,
-)
+from pyg_dynbatch.autobatch.lazy import NeedsPython
+from pyg_dynbatch.autobatch.operations import Batched, named
+from pyg_dynbatch.autobatch.twins import Twins, changed_between, undisturbed
+from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.core.types import TensorType, has_gradient
 
 Form = Callable[..., Any]
-# Whose modules are operators with parameters as operands.
-_LIBRARIES = {"torch.nn.modules", "pyg_dynbatch.nn"}
+
+
+# The values or gradients that torch 2.13 computes for these differ from those of single rows.
+_WRONG_UNDER_VMAP = frozenset(named("select_scatter renorm embedding embedding_bag"))
+
+
+# They return their argument itself where there is nothing to do, and code goes on with the result.
+_NO_VIEWS = frozenset(
+    named(
+        "contiguous to type type_as float double half bfloat16 long int bool cpu cuda dropout "
+        "alpha_dropout"
+    )
+)
 
 
 class Examined(NamedTuple):
@@ -48,321 +49,251 @@ class Examined(NamedTuple):
 
     Args:
         form: Takes the stacked rows; returns the result of the call, with a batch axis.
-        way: ``"fast"``, ``"direct"``, ``"expanded"``, ``"vmap"`` or ``"ragged"``.
+        way: ``"direct"`` (the call itself), ``"fast"`` (a form of its own), ``"vmap"``,
+            ``"one by one"``, ``"ragged"``, or ``"rows"``.
         leaves: For each leaf of the result its tensor type, or the object itself.
         spec: Structure of the result.
-        random: Whether each call draws random numbers.
+        is_view: Whether the result may share memory with an argument.
     """
 
     form: Form
     way: str
     leaves: list[Any]
     spec: Any
-    random: bool
+    is_view: bool = False
 
 
-class Candidate(NamedTuple):
-    """A call to examine.
+class Sample(NamedTuple):
+    """The result of a call on one row, whose content has no meaning."""
 
-    Args:
-        call: What will be run.
-        copied: The same on a copy of the module, so that no check changes anything of it.
-        copy: Makes such a copy.
-        module: The module that is called, unless it is a function.
-    """
+    result: Any
+    is_view: bool  # whether it shares memory with an argument
 
-    call: Any
-    copied: Any
-    copy: Callable[..., Any]
-    module: nn.Module | None
-
-    def fresh(self) -> Any:
-        """Make a copy with parameters drawn anew."""
-        return self.copy(True)
+    @classmethod
+    def of(cls, call: Form, rows: Sequence[Tensor]) -> "Sample":
+        """Make a call."""
+        result = call(*rows)
+        return cls(result, share_memory(tree_leaves(result), rows))
 
 
-def examine(
-    given: Candidate, row_types: Sequence[TensorType], device: torch.device, name: str, where: str
+class RowCall(Protocol):
+    """A call of a function or module, which takes rows."""
+
+    target: Any
+
+    def __call__(self, *rows: Tensor) -> Any:
+        """Make the call."""
+
+    def twin(self, twins: Twins) -> Form:
+        """Return the same call on twins."""
+
+    def batched(self) -> Batched | None:
+        """Return the form that the tables have for it."""
+
+    def known_form(self, *rows: Tensor) -> Any:
+        """Run this form, with the parameters as they are now."""
+
+
+def examine_function(
+    call: RowCall, types: Sequence[TensorType], device: torch.device, name: str, where: str
 ) -> Examined:
-    """Run a call on random rows, once per signature, and choose its batched form.
+    """Choose the form of a function.
 
     Raises:
-        NeedsPython: If it reads a value, keeps state in an attribute, or draws random numbers of
-            Python or NumPy; or if it has no batched form and its inside can be recorded.
-        ValueError: If no form gives the results of single rows, or if the call normalizes over
-            the batch, returns a tensor on another device, or a shape that depends on values.
-        TypeError: If it changes an argument in place or returns no tensor.
-        RuntimeError: If it changes a buffer or parameter, or gives a different result when it is
-            repeated.
+        TypeError: If it returns no tensor.
+        ValueError: If the shape of its result depends on values, or is on another device.
+        RuntimeError: If it changes a parameter or buffer.
     """
-    module, call = given.module, given.copied
-    if got := row_law.normalizes_over_rows(module):
-        what = f"autobatch: {name} {row_law.NORMALIZES}"
-        raise mismatch(ValueError, what, got=got, where=where, hint=row_law.OTHER_NORMS)
     with undisturbed(device):
-        untouched = state_of(call.target)
-        try:
-            rows, results, calls = _results(call, row_types, device)
-        except ChangesArgument:
+        sample = _sample(call, types, device, name, where)
+        leaves, structure = _described(sample.result, device, name, where)
+        batched = call.batched()
+        if batched is not None:
+            way, form = _known(call, batched)
+        elif call.target not in _WRONG_UNDER_VMAP and _takes_vmap(call, types, sample.result):
+            way, form = "vmap", _mapped(call, sample.result)
+        else:
+            way, form = "one by one", _one_by_one(call)
+    is_view = sample.is_view and call.target not in _NO_VIEWS
+    return Examined(form, way, leaves, structure, is_view)
+
+
+def examine_module(
+    call: RowCall, module: nn.Module, types: Sequence[TensorType], device: torch.device,
+    name: str, where: str,
+) -> Examined:  # fmt: skip
+    """Choose the form of a module.
+
+    Raises:
+        NeedsPython: If it has none, so that its inside has to be recorded.
+        ValueError: If it normalizes over the batch.
+        TypeError: If it returns no tensor.
+    """
+    _refuse_batch_norm(module, name, where)
+    with undisturbed(device):
+        if (batched := call.batched()) is not None:
+            way, form = _known(call, batched)
+            sample = _sample(call, types, device, name, where)._replace(is_view=False)
+        else:
+            try:
+                way, form, sample = _examine_user_module(call, module, types, device)
+            except ChangesUnseen:
+                what = f"autobatch: {name} changes a tensor through .data or numpy()"
+                hint = "change the tensor itself under torch.no_grad, or use a new one"
+                raise mismatch(RuntimeError, what, where=where, hint=hint) from None
+        leaves, structure = _described(sample.result, device, name, where)
+    return Examined(form, way, leaves, structure, sample.is_view)
+
+
+def _known(call: RowCall, batched: Batched) -> tuple[str, Form]:
+    return ("direct", call) if batched.is_direct else ("fast", call.known_form)
+
+
+def _examine_user_module(
+    call: RowCall, module: nn.Module, types: Sequence[TensorType], device: torch.device
+) -> tuple[str, Form, Sample]:
+    if has_hooks_of_users(module, ("_forward_pre_hooks", "_forward_hooks")):
+        raise NeedsPython("it has hooks, which see the values of one example")
+    twins = Twins(content=True)
+    try:
+        if has_hooks_of_users(module, ("_backward_pre_hooks", "_backward_hooks")):
+            raise CannotOpen("a hook changes gradients")
+        trial = check_closed(Compute(module, types, call.twin))
+    except CannotOpen:
+        sample = on_ones(call.twin(twins), types, device)
+        before = twins.state()
+        on_ones(call.twin(twins), types, device)
+        if twins.changed() is not None or changed_between(before, twins.state()):
+            raise NeedsPython("it changes its state") from None
+        return "one by one", _one_by_one(call), sample
+    if _is_autocast(device):  # tensors without content know nothing of it
+        return "direct", call, on_ones(call.twin(twins), types, device)
+    result = tree_unflatten(trial.leaves, trial.structure)
+    return "direct", call, Sample(result, trial.is_view)
+
+
+def _refuse_batch_norm(module: nn.Module, name: str, where: str) -> None:
+    kind = nn.modules.batchnorm._BatchNorm
+    for part in module.modules():
+        if isinstance(part, kind) and part.training:
+            what = f"autobatch: {name} normalizes over the batch, so its rows are not independent"
+            hint = "nn.LayerNorm or nn.GroupNorm"
+            raise mismatch(ValueError, what, got=type(part).__name__, where=where, hint=hint)
+
+
+def _is_autocast(device: torch.device) -> bool:
+    return torch.is_autocast_enabled(device.type)
+
+
+def _sample(
+    call: RowCall, types: Sequence[TensorType], device: torch.device, name: str, where: str
+) -> Sample:
+    """Make a call on one row."""
+    twins = Twins()
+    sample = None
+    if not _is_autocast(device):
+        rows = [_without_content(each) for each in types]
+        with suppress(NotImplementedError, RuntimeError, TypeError):  # those that need content
+            sample = Sample.of(call.twin(twins), rows)
+        if any(row._version for row in rows):
             what = f"autobatch: {name} changes its argument in place"
             hint = "the form that returns a new tensor: x + y, torch.stack, inplace=False"
-            raise mismatch(TypeError, what, where=where, hint=hint) from None
-        except ChangesState as error:
-            raise _changes(name, _described(call.target, error.args[0]), where) from None
-        if draws_on_host(lambda: call(*(row[0] for row in rows))):
-            raise NeedsPython("it draws random numbers of Python or NumPy, or seeds a generator")
-        _check_first_call(given, untouched, rows, name, where)
-        leaves, spec = tree_flatten(results[0])
-        random = any(each.random for each in calls)
-        _check_results(results, device, name, where)
-        _check_state(call, rows, None if random else results[0], name, where)
-        way, form = _form(_Trial(given, rows, results, calls), name, where)
-    types = [TensorType(tuple(x.shape), x.dtype) if isinstance(x, Tensor) else x for x in leaves]
-    random |= row_law.draws_random_numbers(module)
-    return Examined(form, way, types, spec, random)
+            raise mismatch(TypeError, what, where=where, hint=hint)
+    if sample is None:
+        twins = Twins(content=True)
+        sample = on_ones(call.twin(twins), types, device)
+        other = None
+        others = [_filled(each, device, 0, 1) for each in types]
+        with suppress(IndexError):  # of indices
+            other = call.twin(twins)(*others)
+        if other is not None and _shapes(other) != _shapes(sample.result):
+            what = f"autobatch: the result of {name} depends on values in shape or structure"
+            hint = "item() or tolist() of the argument, which suspend the example"
+            raise mismatch(ValueError, what, "one shape for all rows", where=where, hint=hint)
+    if twins.changed() is not None:
+        what = f"autobatch: {name} changes a parameter or buffer when it is called"
+        hint = "keep no state between calls"
+        raise mismatch(RuntimeError, what, "equal results each time", where=where, hint=hint)
+    return sample
 
 
-def _results(
-    call: Form, row_types: Sequence[TensorType], device: torch.device
-) -> tuple[list[Tensor], list[Any], list[Called]]:
-    """Draw rows on which the call works; also return what it makes of each, and how."""
-    found: list[Any] = []
-
-    def run(rows: Sequence[Tensor]) -> None:
-        found[:] = [listed(call, [row[n] for row in rows]) for n in range(3)]
-
-    rows = draw_rows(run, row_types, device)
-    return rows, [result for _, result in found], found[0][0].calls
+def _shapes(result: Any) -> list[Any]:
+    return [leaf.shape for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
 
 
-def _described(target: Any, changed: Tensor) -> str:
-    if isinstance(target, nn.Module):
-        for kind, named in ("buffer", target.named_buffers), ("parameter", target.named_parameters):
-            for name, tensor in named():
-                if share_memory(tensor, changed):
-                    return f"its {kind} {name!r}"
-    return "a tensor that it has not made"
+def _without_content(row_type: TensorType, *axis: int) -> Tensor:
+    row = torch.empty((*axis, *row_type.shape), dtype=row_type.dtype, device="meta")
+    return row.requires_grad_(has_gradient(row.dtype)).clone()
 
 
-def _changes(name: str, what: str, where: str) -> RuntimeError:
-    what, wanted = f"autobatch: {name} changes {what} when it is called", "equal results each time"
-    hint = "keep no state between calls, or autobatch.open(module)"
-    return mismatch(RuntimeError, what, wanted, where=where, hint=hint)
+def on_ones(call: Form, types: Sequence[TensorType], device: torch.device) -> Sample:
+    """Make a call on one row of ones; of integers, which may be indices, zeros."""
+    return Sample.of(call, [_filled(each, device, 1, 0) for each in types])
 
 
-def _check_first_call(
-    given: Candidate, untouched: dict[str, Any], rows: list[Tensor], name: str, where: str
-) -> None:
-    """Raise an error if the first call keeps anything but what it would keep for any rows."""
-    kept = state_of(given.copied.target)
-    if not (changed := _differing(untouched, kept)):
-        return
-    if buffers := [each for each in changed if each in given.copied.target.state_dict()]:
-        raise _changes(name, f"its buffer {buffers[0]!r}", where)
-    for columns in [row[1] for row in rows], rows:
-        other = given.copy()
-        try:
-            other(*columns)
-        except Exception as error:
-            raise NeedsPython(f"it keeps state in {changed[0]!r}") from error
-        if _differing(kept, state_of(other.target)):
-            raise NeedsPython(f"it keeps state in {changed[0]!r}")
+def _filled(row_type: TensorType, device: torch.device, number: int, index: int) -> Tensor:
+    """Return a row of a number, or of an index if it has integers or booleans."""
+    fill = number if has_gradient(row_type.dtype) else index
+    return torch.full(row_type.shape, fill, dtype=row_type.dtype, device=device)
 
 
-def _differing(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
-    names = {**before, **after}
-    return [name for name in names if not row_law.alike(before.get(name), after.get(name))]
-
-
-def _check_state(call: Any, rows: Sequence[Tensor], result: Any, name: str, where: str) -> None:
-    """Raise an error if the next call finds what an earlier one has left behind."""
-    before = state_of(call.target)
-    found, again = listed(call, [row[0] for row in rows])
-    if result is not None and not row_law.agree(result, again):
-        what = f"autobatch: {name} gives a different result when it is called again"
-        hint = "keep no state between calls; draw random numbers by functions of torch"
-        raise mismatch(RuntimeError, what, "the same result every time", where=where, hint=hint)
-    for kept in _differing(before, state_of(call.target)):
-        if kept in call.target.state_dict():
-            raise _changes(name, f"its buffer {kept!r}", where)
-        raise NeedsPython(f"it keeps state in {kept!r}")
-    # A hook, or anything else that the module refers to, may keep what it is given.
-    own = [*map(id, tensors_of(module_of(call.target)))]
-    leaves = (*found.rows, *tree_leaves(again))
-    held = [ref(x) for x in leaves if isinstance(x, Tensor) and id(x) not in own]
-    del found, again, leaves
-    alive = lambda: any(tensor() is not None for tensor in held)  # noqa: E731
-    if alive() and gc.collect() >= 0 and alive():  # not in a cycle only
-        raise NeedsPython("it keeps its arguments or results")
-
-
-def _check_results(results: list[Any], device: torch.device, name: str, where: str) -> None:
-    outputs = [x for x in tree_flatten(results[0])[0] if isinstance(x, Tensor)]
-    if results[0] is NotImplemented:
+def _described(result: Any, device: torch.device, name: str, where: str) -> tuple[list[Any], Any]:
+    """Return the type of each tensor in a result, other objects as they are, and the structure."""
+    if result is NotImplemented:
         what = f"autobatch: {name} does not take operands of these types"
         raise mismatch(TypeError, what, "tensors and numbers", where=where)
-    if not outputs:
+    leaves, structure = tree_flatten(result)
+    tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+    if not tensors:
         what = f"autobatch: {name} returns no tensor"
         hint = "item() or tolist() of the argument, which suspend the example"
-        got = tree_flatten(results[0])[0]
-        raise mismatch(TypeError, what, "at least one tensor", got, where=where, hint=hint)
-    if elsewhere := [leaf.device for leaf in outputs if leaf.device != device]:
-        what = f"autobatch: {name} returns a tensor on a different device"
-        raise mismatch(ValueError, what, device, elsewhere[0], where=where)
-    if not all(row_law.agree(result, results[0], values=False) for result in results):
-        what = f"autobatch: the result of {name} depends on values in shape or structure"
-        hint = "item() or tolist() of the argument, which suspend the example"
-        raise mismatch(ValueError, what, "one shape for all rows", where=where, hint=hint)
+        raise mismatch(TypeError, what, "at least one tensor", leaves, where=where, hint=hint)
+    for tensor in tensors:
+        if tensor.device.type not in ("meta", device.type):
+            what = f"autobatch: {name} returns a tensor on a different device"
+            raise mismatch(ValueError, what, device, tensor.device, where=where)
+    types = [
+        TensorType(tuple(leaf.shape), leaf.dtype) if isinstance(leaf, Tensor) else leaf
+        for leaf in leaves
+    ]
+    return types, structure
 
 
 def _mapped(call: Form, result: Any) -> Form:
     """Return a call under ``torch.vmap``, which takes functions that return tensors alone."""
-    leaves, spec = tree_flatten(result)
+    leaves, structure = tree_flatten(result)
+
+    def flat(*rows: Tensor) -> tuple[Tensor, ...]:
+        return tuple(leaf for leaf in tree_leaves(call(*rows)) if isinstance(leaf, Tensor))
 
     def form(*rows: Tensor) -> Any:
-        flat = torch.vmap(lambda *row: tuple(row_law.flat(call)(row)), randomness="different")
-        made = iter(flat(*rows))
-        return tree_unflatten([next(made) if isinstance(x, Tensor) else x for x in leaves], spec)
+        tensors = iter(torch.vmap(flat, randomness="different")(*rows))
+        filled = [next(tensors) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+        return tree_unflatten(filled, structure)
 
     return form
 
 
-def _is_operator(target: Any) -> bool:
-    """Return whether a few draws decide a call: of a function of torch, or a plain module."""
-    parts = target.modules() if isinstance(target, nn.Module) else ()
-    return all(
-        type(part).__module__.rpartition(".")[0] in _LIBRARIES
-        and calls_only(part, forward=type(part).forward)
-        for part in parts
-    )
-
-
-def _may_be_opened(call: Any, rows: list[Tensor]) -> bool:
-    """Return whether the calls inside of a module can be recorded one by one, without hooks."""
-    is_own = type(call.target).__module__.rpartition(".")[0] not in _LIBRARIES
-    plain = all(calls_only(part, forward=type(part).forward) for part in call.target.modules())
-    return is_own and plain and not row_law.has_python_gradient(call, rows)
-
-
-def _trained(module: nn.Module) -> list[Tensor]:
-    return [parameter for parameter in module.parameters() if parameter.requires_grad]
-
-
-def _takes_batches(call: Form, rows: list[Tensor]) -> bool:
-    """Return whether a call obeys the row law on batches, which a single row is not."""
+def _takes_vmap(call: RowCall, types: Sequence[TensorType], result: Any) -> bool:
+    """Return whether ``torch.vmap`` has a rule for a call; else it would loop, or fail."""
+    rows = [_without_content(each, 2) for each in types]
     try:
-        return row_law.judge(call, rows, batched=True) is True
-    except Exception:  # noqa: BLE001 - it does not take batches
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            _mapped(call.twin(Twins()), result)(*rows)
+    except Exception:  # noqa: BLE001 - errors of many classes
         return False
+    return True
 
 
-def _run_backward(form: Form, rows: list[Tensor]) -> None:
-    """Run a backward pass, which may raise an error under ``torch.vmap``."""
-    given = [row.detach().requires_grad_(has_gradient(row.dtype)) for row in rows]
-    made = [x.sum() for x in tree_leaves(form(*given)) if isinstance(x, Tensor) and x.requires_grad]
-    wanted = [row for row in given if row.requires_grad]
-    if made and wanted:
-        torch.autograd.grad(made, wanted, allow_unused=True)
+def _one_by_one(call: Form) -> Form:
+    """Return a call that is made for each row by itself."""
 
+    def form(*rows: Tensor) -> Any:
+        numbers = range(rows[0].size(0))
+        results = [call(*(column[number] for column in rows)) for number in numbers]
+        columns = zip(*map(tree_leaves, results), strict=True)
+        stacked = [torch.stack(c) if isinstance(c[0], Tensor) else c[0] for c in columns]
+        return tree_unflatten(stacked, tree_flatten(results[0])[1])
 
-class _Trial(NamedTuple):
-    """Tries the forms of a call; ``rows``, ``results`` and ``calls`` are those of single rows."""
-
-    given: Candidate
-    rows: list[Tensor]
-    results: list[Any]
-    calls: Sequence[Called]
-
-    @property
-    def random(self) -> bool:
-        """Whether the call draws random numbers."""
-        return any(each.random for each in self.calls)
-
-    def compared(
-        self, one: Form, many: Form, sizes: Sequence[int] = (1, 3), in_python: bool = False
-    ) -> list[Any]:
-        """Compare a form of one row with one of stacked rows, at each size."""
-        owner = module_of(getattr(one, "target", None))
-        operands = [Operand(tuple(row.shape[1:]), row.dtype, True) for row in self.rows]
-        parameters = [] if owner is None else _trained(owner)
-        facts: Any = {"scale": row_law.largest(self.calls), "in_python": in_python}
-        check = Check(operands, self.rows[0].device, False, parameters, **facts)
-        single, stacked = row_law.flat(one), row_law.flat(many)
-        return [row_law.obeys(single, stacked, size, check) for size in sizes]
-
-    def equal(self, one: Form, many: Form, **options: Any) -> bool:
-        """Return whether two forms are equal, and all results are rows."""
-        return all(found and all(found) for found in self.compared(one, many, **options))
-
-    def fast(self) -> bool:
-        """Return whether the known batched form is right, if there is one."""
-        if not self.given.call.has_fast():
-            return False
-        fresh = self.given.fresh()
-        if self.random:  # a recurrent layer, whose dropout draws for each element
-            set_mode(fresh.target, False)
-        return self.equal(fresh, fresh.fast)
-
-    def direct(self) -> bool:
-        """Return whether the call itself is right on stacked rows."""
-        copied, rows = self.given.copied, self.rows
-        verdict = row_law.judge(copied, rows)
-        if verdict is not None:
-            return verdict
-        if self.random:
-            # One row draws the same numbers alone and as a batch of one.
-            one = row_law.seeded(self.given.fresh())
-            return _takes_batches(copied, rows) and self.equal(one, one, sizes=(1,))
-        # Nothing is listed of a backward pass in Python.
-        in_python = row_law.has_python_gradient(copied, rows)
-        simple, fresh = _is_operator(copied.target) or in_python, self.given.fresh()
-        simple = simple or _takes_batches(copied, rows)
-        return simple and self.equal(fresh, fresh, in_python=in_python)
-
-    def expanded(self) -> bool:
-        """Return whether the call is right with parameters repeated, as for a first state."""
-        call = self.given.call
-        if not call.has_shared() or self.random or not _is_operator(call.target):
-            return False
-        fresh = self.given.fresh()
-        return self.equal(fresh, fresh.expanded)
-
-    def mapped(self) -> bool:
-        """Return whether ``torch.vmap`` is right; it raises errors of many classes."""
-        copied, rows, result = self.given.copied, self.rows, self.results[0]
-        found = _mapped(copied, result)(*rows)
-        parts = [tree_map_only(Tensor, itemgetter(n), found) for n in range(3)]
-        ones = [copied(*(row[n] for row in rows)) for n in range(3)]
-        if not row_law.agree(parts, ones, values=not self.random):
-            return False
-        fresh = self.given.fresh()
-        mapped = _mapped(fresh, result)
-        if self.random:
-            _run_backward(mapped, rows)
-            return True
-        # A hook or a backward pass in Python may see the gradients of all rows.
-        if row_law.has_python_gradient(copied, rows):
-            return self.equal(fresh, mapped, in_python=True)
-        return [] not in self.compared(fresh, mapped)
-
-
-def _form(trial: _Trial, name: str, where: str) -> tuple[str, Form]:
-    given = trial.given
-    if trial.fast():
-        return "fast", given.call.fast
-    if trial.direct():
-        return "direct", given.call
-    if trial.expanded():
-        return "expanded", given.call.expanded
-    reason = "results that differ from row by row"
-    try:
-        if trial.mapped():
-            return "vmap", _mapped(given.call, trial.results[0])
-    except Exception as error:  # noqa: BLE001 - part of the message
-        reason = f"torch.vmap: {error}"
-    if given.module is not None and _may_be_opened(given.copied, trial.rows):
-        raise NeedsPython(f"it cannot be run on several rows at once ({reason})")
-    what = f"autobatch: {name} cannot be run on several rows at once"
-    wanted = "a form that equals row by row"
-    hint = "autobatch.open(module) records what is inside" if given.module is not None else ""
-    raise mismatch(ValueError, what, wanted, reason, where=where, hint=hint)
+    return form

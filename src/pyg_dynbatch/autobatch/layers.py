@@ -4,7 +4,7 @@ Each entry is right for all calls that it accepts; the test suite proves it agai
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, TypeGuard
+from typing import Any
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -81,12 +81,20 @@ def batched_layer(
         kwargs: Keyword arguments.
         rows: Type of each row, in the order of the arguments.
     """
+    maker = _maker_of(module)
+    return maker(LayerCall(module, args, kwargs, rows)) if maker and rows else None
+
+
+def is_in_table(module: nn.Module) -> bool:
+    """Return whether a module is in the table."""
+    return _maker_of(module) is not None
+
+
+def _maker_of(module: nn.Module) -> LayerMaker | None:
     kind = type(module)
     is_cell = f"{kind.__module__}.{kind.__qualname__}" in CELLS
     maker = _recursive_cell if is_cell else LAYERS.get(kind)
-    if maker is None or not rows or not _runs_its_class(module):
-        return None
-    return maker(LayerCall(module, args, kwargs, rows))
+    return maker if maker and _runs_its_class(module) else None
 
 
 def _runs_its_class(module: nn.Module) -> bool:
@@ -259,11 +267,6 @@ def _given(call: LayerCall, names: Sequence[str]) -> list[Any]:
 
 def _ranks_of_shared(parts: Sequence[Any]) -> set[int]:
     return {part.dim() for part in parts if isinstance(part, Tensor)}
-
-
-def is_layer(module: object) -> TypeGuard[nn.RNNBase]:
-    """Return whether a module is a recurrent layer whose calls can be batched."""
-    return type(module) in (nn.LSTM, nn.GRU, nn.RNN)
 
 
 @_form_of(nn.LSTM, nn.GRU, nn.RNN)

@@ -1,17 +1,22 @@
 """The stand-in for a tensor while a model is recorded: a number and a row type."""
 
 import functools
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
 import torch
 from torch import nn
+from torch.utils._pytree import tree_map_only
 
 from pyg_dynbatch.autobatch import recorder
 from pyg_dynbatch.autobatch.recorder import OPERATORS, SPECIAL, Method, Value
 from pyg_dynbatch.core.errors import mismatch
-from pyg_dynbatch.core.listing import NeedsPython
+
+
+class NeedsPython(Exception):
+    """A module's Python must run for every example, as when it reads a value or keeps state."""
 
 
 class _Active(threading.local):
@@ -182,8 +187,23 @@ def _no_session(func: Callable[..., Any]) -> NoReturn:
 
 
 def _answer(func: Callable[..., Any], args: Any, kwargs: Any = None) -> Any:
-    """Answer a function of torch that asks for what is known of a value."""
+    """Answer a function of torch that asks for what is known of a value, or reads it."""
+    if func in COMPARISONS:
+        args, kwargs = tree_map_only(Lazy, _computed, (args, kwargs or {}))
+        return func(*args, **kwargs)
     return getattr([*args, *(kwargs or {}).values()][0], func.__name__)()
+
+
+def _computed(value: Lazy) -> torch.Tensor:
+    content = torch.tensor(value.tolist(), dtype=value.dtype, device=value.device)
+    return content.reshape(value.shape)
+
+
+def _comparison(func: Callable[..., Any]) -> Callable[..., Any]:
+    def method(self: Lazy, *args: Any, **kwargs: Any) -> Any:
+        return _answer(func, (self, *args), kwargs)
+
+    return method
 
 
 def _known(name: str) -> Any:
@@ -205,13 +225,44 @@ def _refuse(name: str) -> Callable[..., Any]:
     return method
 
 
+class _References:
+    """How many references an object has inside of ``x += y`` if nothing but ``x`` refers to it."""
+
+    count = 0
+
+    def __iadd__(self, _: Any) -> "_References":
+        _References.count = sys.getrefcount(self)
+        return self
+
+
+def _count_references() -> None:
+    x = _References()
+    x += 1
+
+
+_count_references()
+
+
+def _rebinding(operator: str, symbol: str) -> Callable[..., Any]:
+    """Return what ``x += y`` does: ``x = x + y``, which is the same if nothing else refers to x."""
+
+    def method(self: Lazy, other: Any) -> Any:
+        is_shared = sys.getrefcount(self) > _References.count
+        if is_shared or self._session.is_view(self._number):
+            raise _in_place(self, f"{symbol}=")
+        return getattr(self, operator)(other)
+
+    return method
+
+
 _NOT_COMPUTED = (
     "data_ptr", "storage", "untyped_storage", "backward", "register_hook", "retain_grad", "grad",
 )  # fmt: skip
 _KNOWN = (
     "shape", "dtype", "ndim", "layout", "itemsize", "nbytes", "is_sparse", "is_quantized", "dim",
     "ndimension", "numel", "nelement", "size", "stride", "storage_offset", "element_size", "is_neg",
-    "is_nested", "is_complex", "is_floating_point", "is_signed", "is_contiguous", "is_conj",
+    "is_nested", "is_meta", "is_complex", "is_floating_point", "is_signed", "is_contiguous",
+    "is_conj",
 )  # fmt: skip
 _OTHER = (  # of tensors; iterating makes views
     "device", "requires_grad", "is_leaf", "is_cuda", "is_cpu", "get_device", "__len__", "__iter__",
@@ -219,9 +270,15 @@ _OTHER = (  # of tensors; iterating makes views
 METADATA = {getattr(torch, name) for name in _KNOWN if callable(getattr(torch, name, None))}
 for _func in (getattr(torch.Tensor, name) for name in (*_KNOWN, *_OTHER)):
     METADATA.add(_func if callable(_func) else _func.__get__)
-METADATA.add(torch.result_type)
+METADATA |= {torch.result_type, torch.Tensor.is_inference}
+METADATA.add(torch.Tensor._version.__get__)  # type: ignore[attr-defined]
+COMPARISONS: set[Any] = {torch.equal, torch.allclose, torch.Tensor.equal, torch.Tensor.allclose}
+"""Functions that read values, and return a Python boolean."""
+COMPARISONS |= {torch.is_nonzero, torch.Tensor.is_nonzero}
 for _name in _KNOWN:
     setattr(Lazy, _name, _known(_name))
+for _func in COMPARISONS:
+    setattr(Lazy, _func.__name__, _comparison(_func))
 for _name in dir(torch.Tensor):
     _func = getattr(torch.Tensor, _name, None)
     if _name in vars(Lazy) or _name.startswith("_"):
@@ -240,7 +297,19 @@ for _name, _func in _PROPERTIES.items():
 Lazy.mT = property(lambda self: self.transpose(-2, -1))  # type: ignore[attr-defined]
 _SYMBOLS = ["+", "-", "*", "/", "//", "%", "**", "@", "&", "|", "^", "<<", ">>"]
 for _name, _symbol in zip(OPERATORS, _SYMBOLS, strict=True):
-    setattr(Lazy, f"__i{_name}__", _refuse(f"{_symbol}="))
+    setattr(Lazy, f"__i{_name}__", _rebinding(f"__{_name}__", _symbol))
+_item = vars(Value)["__getitem__"]
+
+
+def _get_item(self: Lazy, index: Any) -> Any:
+    """Record an index; the places of a mask that is no recorded value are known now."""
+    is_known = isinstance(index, torch.Tensor) and not isinstance(index, Lazy)
+    if is_known and index.dtype == torch.bool:
+        index = index.nonzero().unbind(1)
+    return _item.__get__(self)(index)
+
+
+setattr(Lazy, "__getitem__", _get_item)  # noqa: B010 - whose methods are those of C
 # Of them equal objects need not be the same one.
 _CONSTANTS = frozenset({complex, bytes, type(...), torch.dtype, torch.device, torch.layout})
 _CONSTANTS |= {torch.memory_format}
@@ -252,7 +321,7 @@ recorder.setup(
     constants=_CONSTANTS,
     module=nn.Module,
     like=torch.empty(0),
-    metadata=frozenset(METADATA),
+    metadata=frozenset(METADATA | COMPARISONS),
     grad_enabled=torch.is_grad_enabled,
     autocast_enabled=torch._C._is_any_autocast_enabled,
     call_module=nn.Module.__call__,

@@ -30,18 +30,19 @@ from pyg_dynbatch.autobatch.collate import (
 )
 from pyg_dynbatch.autobatch.explain import Explanation, explain
 from pyg_dynbatch.autobatch.fibers import run_examples
-from pyg_dynbatch.autobatch.lazy import ACTIVE, Lazy, find_implementation
+from pyg_dynbatch.autobatch.lazy import ACTIVE, Lazy, NeedsPython, find_implementation
 from pyg_dynbatch.autobatch.recorder import intercepted, is_instance, recorded_call
 from pyg_dynbatch.autobatch.replay import Replay, outcome_of, record, results_of
 from pyg_dynbatch.autobatch.session import Session, is_library
 from pyg_dynbatch.autobatch.signatures import NOTE, Table, failed
 from pyg_dynbatch.autobatch.state import holds_values
-from pyg_dynbatch.core.errors import Mismatch, describe_value, mismatch
-from pyg_dynbatch.core.listing import NeedsPython
+from pyg_dynbatch.core.errors import Mismatch, checked_count, describe_value, mismatch
 from pyg_dynbatch.core.policy import Policy, checked_policy
 
 # A model that makes new signatures all the time, such as x * y.item(), starts again from here on.
 _MOST_SITES, _MOST_MODES = 4096, 16
+LOOP_BELOW_IN_TRAINING, LOOP_BELOW_IN_INFERENCE = 6, 16
+"""Numbers of examples from which on batching was faster on most models of benchmarks.autobatch."""
 _Ended = TypeVar("_Ended")
 
 
@@ -68,6 +69,7 @@ class AutoBatch(nn.Module):
         module: The model for one example.
         policy: Order of the batched calls, as for :func:`schedule_recordings`.
         cache: Whether to keep what examples have recorded.
+        loop_below: For fewer examples, the plain loop runs.
     """
 
     plain: nn.Module
@@ -75,18 +77,25 @@ class AutoBatch(nn.Module):
 
     policy: Policy
     cache: bool
+    loop_below: int | None
     _local: local  # the tables of each thread
 
     emitted: dict[str, Emitted]
     """What :func:`emit` collected in the last call, by name."""
 
-    def __init__(self, module: nn.Module, policy: Policy = "depth", cache: bool = False) -> None:
+    def __init__(
+        self, module: nn.Module, policy: Policy = "depth", cache: bool = False,
+        loop_below: int | None = None,
+    ) -> None:  # fmt: skip
         super().__init__()
         if not isinstance(module, nn.Module) or isinstance(module, AutoBatch):
             what, got = "autobatch: not a module for one example", type(module).__name__
             raise mismatch(TypeError, what, "an nn.Module", got)
         # Past nn.Module.__setattr__: a submodule `plain` would change all names of parameters.
         vars(self).update(plain=module, policy=checked_policy(policy), cache=cache, emitted={})
+        if loop_below is not None:
+            loop_below = checked_count("autobatch: loop_below", loop_below, least=0)
+        vars(self)["loop_below"] = loop_below
         self.clear()
         # The very dictionaries of the module, so that both see every change.
         for name in ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"):
@@ -108,7 +117,8 @@ class AutoBatch(nn.Module):
 
         Args:
             examples: A list, or any iterable, of what is passed to the module one by one.
-            batch: Whether to batch; ``False`` runs the module on one example after the other.
+            batch: Whether to batch; ``False`` runs the module on one example after the other, as
+                for fewer than ``loop_below`` examples.
 
         Returns:
             The results, stacked: a tensor ``[example, ...]`` if the module returns one tensor,
@@ -122,7 +132,16 @@ class AutoBatch(nn.Module):
         if batch and isinstance(examples, Schedule):
             return self._scheduled(examples)
         given = _checked(examples)
-        return self._batched(given)[0] if batch else self._one_by_one(given)
+        if batch and len(given) >= self._least_batch():
+            return self._batched(given)[0]
+        return self._one_by_one(given)
+
+    def _least_batch(self) -> int:
+        if self.loop_below is not None:
+            return self.loop_below
+        if self.cache:
+            return 0
+        return LOOP_BELOW_IN_TRAINING if torch.is_grad_enabled() else LOOP_BELOW_IN_INFERENCE
 
     def _batched(self, examples: list[Any]) -> tuple[Any, Session]:
         session = self._begin()
@@ -238,10 +257,13 @@ class AutoBatch(nn.Module):
         return output
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "AutoBatch":
-        return AutoBatch(copy.deepcopy(self.plain, memo), self.policy, self.cache)
+        return AutoBatch(copy.deepcopy(self.plain, memo), *self._options())
 
     def __reduce__(self) -> Any:
-        return AutoBatch, (self.plain, self.policy, self.cache)
+        return AutoBatch, (self.plain, *self._options())
+
+    def _options(self) -> tuple[Policy, bool, int | None]:
+        return self.policy, self.cache, self.loop_below
 
 
 def _finished(session: Session, outcome: Outcome) -> Outcome:
@@ -269,7 +291,9 @@ def _code_of(part: nn.Module) -> tuple[Any, ...]:
     return id(part), part.training, forward, *part._forward_hooks, *part._forward_pre_hooks
 
 
-def autobatch(module: nn.Module, policy: Policy = "depth", cache: bool = False) -> AutoBatch:
+def autobatch(
+    module: nn.Module, policy: Policy = "depth", cache: bool = False, loop_below: int | None = None
+) -> AutoBatch:
     """Batch a model that is written for one example.
 
     With ``cache=True`` the model must be a function of its arguments and parameters; call
@@ -282,6 +306,8 @@ def autobatch(module: nn.Module, policy: Policy = "depth", cache: bool = False) 
         cache: Whether to record one example of each structure, and to replay its calls for the
             others. The structure of an example is its arguments, but of tensors only shape and
             dtype.
+        loop_below: For fewer examples the plain loop runs, which is faster for a few. By default
+            6 where gradients are enabled and 16 where they are not; 0 with ``cache=True``.
 
     Returns:
         A module that takes a list of examples. It shares the parameters of ``module``.
@@ -302,7 +328,7 @@ def autobatch(module: nn.Module, policy: Policy = "depth", cache: bool = False) 
         >>> model([1, (2, 3), ((4, 5), 6)]).shape
         torch.Size([3, 4])
     """
-    return AutoBatch(module, policy, cache)
+    return AutoBatch(module, policy, cache, loop_below)
 
 
 def emit(name: str, value: Any) -> None:
@@ -445,6 +471,8 @@ def _recording(session: Session, root: nn.Module) -> Iterator[None]:
         ):
             what = "autobatch: a function was given a value that has not been computed"
             hint = "call it in a submodule that is not opened, which is run on real tensors"
+            if any("_higher_order_ops" in frame.f_code.co_filename for frame in inner):
+                hint = "autobatch.cond or autobatch.while_loop, which take the same arguments"
             owners = [frame.f_locals.get("self") for frame, _ in walk_tb(error.__traceback__)]
             for part, (_, reason) in session.table.opened.items():
                 if any(owner is part for owner in owners):
@@ -455,7 +483,7 @@ def _recording(session: Session, root: nn.Module) -> Iterator[None]:
         raise
     finally:
         ACTIVE.session = None
-        session.table.watch.restore()
+        session.table.state.restore()
         _release(intercepted)
 
 
@@ -494,20 +522,41 @@ _LOCK = Lock()
 _TOUCHED: list["_Process"] = []  # as it was before the first of these sessions
 
 
+def _seed(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that seeds torch, except inside of a model that is recorded."""
+
+    @functools.wraps(original)
+    def seed(*args: Any, **kwargs: Any) -> Any:
+        if ACTIVE.session is not None:
+            what = "autobatch: the model seeds torch while it is recorded"
+            expected = "random numbers of the calls themselves, which are drawn later"
+            hint = "seed before the call of the model; or draw from a torch.Generator of your own"
+            where = ACTIVE.where()
+            raise mismatch(RuntimeError, what, expected, original.__name__, where=where, hint=hint)
+        return original(*args, **kwargs)
+
+    return seed
+
+
 class _Process(NamedTuple):
     """What belongs to the whole process, and is different while models are recorded."""
 
     is_instance: Callable[..., bool]
     find_implementation: Callable[..., Any]  # of functools.singledispatch
     collects: bool  # whether garbage is collected
+    manual_seed: Callable[..., Any]
+    seed: Callable[..., Any]
 
     @classmethod
     def touch(cls) -> "_Process":
         """Let lazy values be tensors, and collect no garbage; return what was before."""
         find: Any = functools._find_impl  # type: ignore[attr-defined]
-        before = cls(builtins.isinstance, find, gc.isenabled())
+        before = cls(builtins.isinstance, find, gc.isenabled(), torch.manual_seed, torch.seed)
         gc.disable()  # what is recorded is kept: to look through it again and again takes time
         builtins.isinstance = is_instance
+        for owner in (torch, torch.random):
+            owner.manual_seed = _seed(before.manual_seed)  # type: ignore[attr-defined]
+            owner.seed = _seed(before.seed)  # type: ignore[attr-defined]
         functools._find_impl = find_implementation  # type: ignore[attr-defined]
         return before
 
@@ -515,6 +564,9 @@ class _Process(NamedTuple):
         """Put back what was before."""
         functools._find_impl = self.find_implementation  # type: ignore[attr-defined]
         builtins.isinstance = self.is_instance
+        for owner in (torch, torch.random):
+            owner.manual_seed = self.manual_seed  # type: ignore[attr-defined]
+            owner.seed = self.seed  # type: ignore[attr-defined]
         if self.collects:
             gc.enable()
 

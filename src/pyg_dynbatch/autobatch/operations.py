@@ -89,23 +89,3 @@ def _is_stack(stacked: Any, single: Any) -> bool:
     if not isinstance(single, Tensor):
         return False
     return stacked.shape == (_SIZE, *single.shape) and stacked.dtype == single.dtype
-
-
-def fast_form(
-    func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], ranks: Sequence[int]
-) -> Callable[..., Any] | None:
-    """Return the batched form of a function for rows of these ranks, if it is in the table."""
-    if func not in TABLE:
-        return None
-    forms: dict[Any, Callable[..., Any]] = {}
-
-    def form(*rows: Tensor) -> Any:
-        types = tuple(TensorType(tuple(row.shape[1:]), row.dtype) for row in rows)
-        if types not in forms:
-            found = batched(func, args, kwargs, types)
-            if found is None:
-                raise TypeError("not in the table")
-            forms[types] = found.form
-        return forms[types](*rows)
-
-    return form

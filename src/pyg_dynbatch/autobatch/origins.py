@@ -88,6 +88,7 @@ class Origins(TorchFunctionMode):
             self.arguments = {id(tensor): number for number, tensor in enumerate(self.tensors)}
             self.value = rebuilt(structure_of(example.value).key or (), self.tensors)
         self.constants: dict[int, Tensor] = {}  # kept, so that no other tensor gets their identity
+        self.numbers: dict[Any, Lazy] = {}  # Python numbers that are rows
         self.rows: dict[int, OwnRows] = {}  # of tensors that are rows themselves
         self.all_rows: list[OwnRows] = []
         self.emitted: list[tuple[str, Any]] = []

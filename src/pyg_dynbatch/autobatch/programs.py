@@ -17,13 +17,12 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from pyg_dynbatch.autobatch.forms import Examined
-from pyg_dynbatch.autobatch.lazy import ACTIVE, Lazy
+from pyg_dynbatch.autobatch.lazy import ACTIVE, Lazy, NeedsPython
 from pyg_dynbatch.autobatch.ragged import as_row
 from pyg_dynbatch.autobatch.recorder import Recorder
 from pyg_dynbatch.autobatch.session import Session
 from pyg_dynbatch.autobatch.signatures import Own, Site, Spec, Table
 from pyg_dynbatch.core.errors import mismatch
-from pyg_dynbatch.core.listing import NeedsPython
 from pyg_dynbatch.core.operation import Ragged
 from pyg_dynbatch.core.program import BatchedCall, Call, Program
 from pyg_dynbatch.core.recording import DecodedRecord, records_of
@@ -81,7 +80,7 @@ class Body(Session):
         body = cls(operands, owner)
         ACTIVE.session = body
         try:
-            with body.table.watch.unchanged(body.example):
+            with body.table.state.unchanged():
                 found = leaves(function(*arguments(body)))
                 numbers = tuple(as_row(body, leaf)._number for leaf in found)
         except NeedsPython as error:
@@ -116,6 +115,10 @@ class Body(Session):
         """Capture a tensor that the model did not compute."""
         value = self.operands.session.outside_row(tensor)
         return self.operand(self.operands.position_of(value, tensor))
+
+    def number_row(self, number: float, kinds: Sequence[int]) -> Lazy:
+        """Capture a Python number."""
+        return self.foreign(self.operands.session.number_row(number, kinds))
 
     def outside_rows(self, rows: Tensor) -> list[Lazy]:
         """Capture the rows of a tensor that the model did not compute."""
@@ -466,12 +469,10 @@ def merge(parts: Sequence[Tensor], pieces: Sequence[Sequence[Tensor]]) -> Sequen
     return _merged(parts, len(pieces[0]), flat)
 
 
-def own_form(
-    form: Callable[..., Any], types: Sequence[TensorType], random: bool = False
-) -> Examined:
+def own_form(form: Callable[..., Any], types: Sequence[TensorType]) -> Examined:
     """Describe a form that returns a tensor of a type, or a tuple of tensors of several."""
     structure = _LEAF if len(types) == 1 else tree_flatten(tuple(types))[1]
-    return Examined(form, "rows", [*types], structure, random)
+    return Examined(form, "rows", [*types], structure)
 
 
 @dataclass(frozen=True)
@@ -520,7 +521,7 @@ class Loop(Own):
             return tuple(found) if width > 1 else found[0]
 
         types: Any = spec.inputs[: self.width]
-        return own_form(form, types, _is_random(table, self.specs))
+        return own_form(form, types)
 
 
 @dataclass(frozen=True)
@@ -559,11 +560,7 @@ class Choice(Own):
                 results = merge(rows, pieces)
             return tuple(results) if several else results[0]
 
-        return own_form(form, self.types, _is_random(table, self.specs))
-
-
-def _is_random(table: Table, specs: Sequence[Spec]) -> bool:
-    return any(table.by_spec[spec].signature.random for spec in specs)  # type: ignore[union-attr]
+        return own_form(form, self.types)
 
 
 def endless(most: int, rows: int) -> RuntimeError:

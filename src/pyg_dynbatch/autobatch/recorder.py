@@ -76,7 +76,8 @@ class Recorder:
 
     def __init__(self, lookup: Lookup, root: nn.Module, grad: bool, autocast: bool) -> None:
         self.root, self.grad, self.autocast, self.refused = root, grad, autocast, None
-        self.base, self._code, self._needs_grad = 0, array("i"), bytearray()
+        self.base, self._code = 0, array("i")
+        self._needs_grad, self._is_view = bytearray(), bytearray()
         self.met: dict[int, tuple[int, bool]] = {}  # parameters that were met before
         self.numbers: Any = None  # values by dtype and number, or None if numbers are watched
         self.belonging: Any = None  # parameters and buffers by identity
@@ -104,7 +105,11 @@ class Recorder:
         needs = site.gradient
         if needs is None:  # as its arguments
             needs = any(map(self._needs_grad.__getitem__, reads))
-        self._needs_grad += bytes([needs and self.grad]) * (len(self._code) - begin)
+        size = len(self._code) - begin
+        self._needs_grad += bytes([needs and self.grad]) * size
+        self._is_view += bytes([site.is_view]) * size
+        for number in reads if site.is_view else ():
+            self._is_view[number] = 1
         made = [_known["lazy"](self, self.base + begin + n, kind) for n, kind in enumerate(kinds)]
         return made[0] if build is None else build(made)
 
@@ -114,7 +119,8 @@ class Recorder:
     def extend(self, code: Any, places: Any) -> None:
         """Append records that need no gradient."""
         self._code.frombytes(memoryview(code).tobytes())
-        self._needs_grad += bytes(len(self._code) + self.base - len(self._needs_grad))
+        for flags in (self._needs_grad, self._is_view):
+            flags += bytes(len(self._code) + self.base - len(flags))
 
     def recorded(self, first: int | None = None) -> bytes:
         """Return the integers since the last flush, or from a value on."""
@@ -132,6 +138,10 @@ class Recorder:
     def alive(self) -> bytes:
         """Return for each value how many objects may stand for it, in C at most 255."""
         return b"\1" * (self.base + len(self._code))
+
+    def is_view(self, number: int) -> bool:
+        """Return whether a value may share memory with another one."""
+        return bool(self._is_view[number])
 
     def needs_grad(self, number: int) -> bool:
         """Return whether gradients flow back from a value."""

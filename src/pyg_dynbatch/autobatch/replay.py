@@ -45,9 +45,9 @@ def record(session: Session, plain: Callable[[Any], Any], example: Example) -> A
 
 def _record_new(session: Session, plain: Callable[[Any], Any], example: Example) -> Any:
     """Record the first example of a structure; keep what it has recorded, or why that cannot be."""
-    origins, watch = Origins(session, example), session.table.watch
-    first, number = session.next_value, session.example
-    generators, before = Generators(session.device), watch.look(number)
+    origins, state = Origins(session, example), session.table.state
+    first = session.next_value
+    generators, before = Generators(session.device), state.look()
     kept = None
     with watched(origins):
         result = plain(origins.value)
@@ -55,7 +55,7 @@ def _record_new(session: Session, plain: Callable[[Any], Any], example: Example)
             kept = _kept(session, origins, result, first)
     if owner := generators.moved():
         origins.refuse(f"it draws random numbers of {owner}")
-    if name := watch.changed_since(before, number):
+    if name := state.changed_since(before):
         origins.refuse(f"it changes {name!r} of the model")
     if origins.reason:
         session.refusals[origins.reason] += 1

@@ -21,7 +21,17 @@ from pyg_dynbatch.autobatch.lazy import ACTIVE, Lazy, unseen
 from pyg_dynbatch.autobatch.operations import ROW
 from pyg_dynbatch.autobatch.plan import plan
 from pyg_dynbatch.autobatch.recorder import Recorder, active_recorder
-from pyg_dynbatch.autobatch.signatures import NOTE, OPEN, Shared, Site, Spec, Table, mapped, name_of
+from pyg_dynbatch.autobatch.signatures import (
+    NOTE,
+    OPEN,
+    VARIES,
+    Shared,
+    Site,
+    Spec,
+    Table,
+    mapped,
+    name_of,
+)
 from pyg_dynbatch.autobatch.state import changed
 from pyg_dynbatch.core.engine import Run
 from pyg_dynbatch.core.errors import describe_value, mismatch
@@ -55,6 +65,8 @@ def _is_in_place(function: Any) -> bool:
     return (name.endswith("_") and not name.endswith("__")) or name in _IN_PLACE
 
 
+_OF_MEMORY = {"new", "new_empty", "new_empty_strided", "empty_like", "empty_permuted"}
+_OF_MEMORY |= {"as_strided", "as_strided_copy", "as_strided_scatter"}
 _IN_PLACE = {f"__{name}__" for name in ("iand", "ior", "ixor", "ilshift", "irshift", "setitem")}
 
 
@@ -133,6 +145,7 @@ class Session(Recorder):
         self.known: dict[int, tuple[Lazy, Tensor, int | Tensor]] = {}
         self.like = table.like
         self.numbers: dict[torch.dtype, dict[Any, Lazy]] = {dtype: {} for dtype in _INTEGERS}
+        self.scalars: dict[tuple[torch.dtype, str], Lazy] = {}  # of Python numbers
         self.belonging = self.shared
         self.unread: list[tuple[Tensor, int]] = []  # since the last flush, with their versions
         self.emitted: dict[str, tuple[list[Any], list[int]]] = {}
@@ -207,6 +220,13 @@ class Session(Recorder):
         site, reads = self._found(target, args, kwargs)
         if site is NotImplemented or site is OPEN:
             return NotImplemented
+        if site is VARIES:
+            kinds = [argument._kind for argument in args if type(argument) is Lazy]
+            rows = [
+                self.number_row(argument, kinds) if type(argument) in (int, float) else argument
+                for argument in args
+            ]
+            return self.call_otherwise(target, rows, kwargs)
         if site.parts:
             self.check_parts(site)
         return self.record(site, reads)
@@ -231,23 +251,55 @@ class Session(Recorder):
         if site is None:
             if not reads and isinstance(target, nn.Module):
                 return NotImplemented, reads
+            if self.table.varies(exact):
+                if isinstance(target, nn.Module):
+                    reason = "a number among its arguments differs from call to call"
+                    self.table.opened[target] = self.line(), reason
+                    return OPEN, reads
+                return VARIES, reads
             site = self.table.by_key[exact] = self._site(exact, target, args, kwargs)
         return site, reads
+
+    def number_row(self, number: float, kinds: Sequence[int]) -> Lazy:
+        """Return the value of a Python number, as data of the example; each number once.
+
+        Args:
+            number: The number.
+            kinds: The row types of the values with which it is an argument of a function.
+        """
+        dtype = self.table.dtype_of_number(type(number), kinds)
+        is_kept = self.origins is not None and not self.origins.reason
+        numbers = self.origins.numbers if is_kept else self.scalars
+        key = dtype, repr(number)  # 0.0 and -0.0 are equal
+        if key not in numbers:
+            with unseen():
+                tensor = torch.tensor(number, dtype=dtype, device=self.device)
+            if is_kept:
+                self.origins.constants[id(tensor)] = tensor
+                numbers[key] = self.outside_row(tensor)
+            else:
+                numbers[key] = self._append_row(tensor, number)
+        row: Lazy = numbers[key]
+        return row
 
     def check_parts(self, site: Site) -> None:
         """Raise an error if a module has changed since an earlier call that has not been run."""
         with unseen():
-            self.table.watch.call(site.called, self.where)
+            self.table.state.call(site.called, self.where)
 
     def operand_of(self, tensor: Tensor, target: Any, depth: int) -> Any:
         """Return the value or the number of a tensor; ``None`` if it is part of an object."""
         with unseen():
             if (shared := self.shared_of(tensor)) is not None:
+                self._use(shared)
                 number = self.table.number_of(shared)
                 if not shared.view:
                     self.met[id(tensor)] = number, tensor.requires_grad
                 return number
             return None if self._is_part(target, depth) else self.outside_row(tensor)
+
+    def _use(self, shared: Shared) -> None:
+        self.table.state.use(shared.name, self.table.tensors[shared.name])
 
     def _is_part(self, target: Any, depth: int) -> bool:
         """Return whether a tensor is perhaps a part of a tree of words, which can be batched."""
@@ -304,6 +356,7 @@ class Session(Recorder):
         self, tensor: Tensor, key: list[Any], reads: list[int], target: Any, depth: int
     ) -> bool:
         if (shared := self.shared_of(tensor)) is not None:
+            self._use(shared)
             key.append(shared)
         elif self._is_part(target, depth):
             return False
@@ -486,6 +539,13 @@ class Session(Recorder):
             what = f"autobatch: {target.__name__}() would change a tensor in place"
             hint = "a new tensor: x = x + y instead of x += y; torch.stack instead of items"
             raise mismatch(RuntimeError, what, where=self.where(), hint=hint)
+        elif getattr(target, "__name__", "") in _OF_MEMORY:
+            what = (
+                f"autobatch: {target.__name__}() depends on the memory of a value, which has none"
+            )
+            expected = "a function of its content"
+            hint = "new_zeros or zeros_like; torch.stack or torch.cat of what is filled in"
+            raise mismatch(TypeError, what, expected, where=self.where(), hint=hint)
         elif kwargs.get("out") is not None:
             what = f"autobatch: {name_of(target)}(out=...) would change a tensor in place"
             hint = "use the tensor that the call returns"
@@ -549,17 +609,19 @@ class Session(Recorder):
         steps = self.plan(needed, wanted)
         recording, ACTIVE.session = ACTIVE.session, None
         try:
-            with torch.set_grad_enabled(self.grad), self.table.watch.ignored(example):
+            with torch.set_grad_enabled(self.grad):
                 self.run.extend(steps.to(self.device), inputs)
         finally:
             ACTIVE.session = recording
+        self.met.clear()
+        self.table.state.flushed()
         self.example, self.outside, self.failed = example, {}, False
         self.schedules.append(steps)
         self.flushes += 1
 
     def finish(self, wanted: np.ndarray) -> None:
         """Run the last calls, also those of values that the model keeps; make tensors of these."""
-        kept = self.table.watch.kept()
+        kept = self.table.state.kept()
         for value in kept:
             if value._session is not self:
                 self.foreign(value)
@@ -567,22 +629,12 @@ class Session(Recorder):
         self.flush(wanted=np.append(wanted, numbers).astype(np.int64))
         if kept:
             rows = self.rows_of([(value._kind, [value._number]) for value in kept])
-            self.table.watch.replace(row[0] for row in rows)
+            self.table.state.replace(row[0] for row in rows)
 
     def check_state(self) -> None:
         """Raise an error if the model has changed since its calls were recorded."""
-
-        def read() -> set[str]:
-            code = self.new_code()
-            begins = begins_of(self.table.recorded, code)
-            recorded = {*code[begins].tolist(), *self.past[self.pending].tolist()}
-            called = [self.table.sites[number].spec for number in recorded]
-            specs = [each for spec in called if spec for each in spec.parts()]
-            names = {spec.target for spec in specs if isinstance(spec.target, str)}
-            keys = (part for spec in specs for part in spec.key)
-            return names | {part.name for part in keys if isinstance(part, Shared)}
-
-        self.table.watch.check(self.example, read)
+        self.table.state.turn_ends(self.example)
+        self.table.state.check("")
 
     def new_code(self) -> np.ndarray:
         """Return what was recorded since the last flush."""
@@ -703,7 +755,14 @@ class Session(Recorder):
 
     def close(self) -> None:
         """Drop values and rows, which refer to this session in a cycle."""
-        for held in (self.known, self.numbers, self.emitted, self.outside, self.content):
+        for held in (
+            self.known,
+            self.numbers,
+            self.scalars,
+            self.emitted,
+            self.outside,
+            self.content,
+        ):
             held.clear()
         self.run = Run(self.table.engine)
 

@@ -6,7 +6,7 @@ a spec in a table, with the number that records use and the types of its results
 have a site without a spec. Its ``Signature`` is what the engine calls.
 """
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -20,19 +20,18 @@ from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from pyg_dynbatch.autobatch.cache import Cache
-from pyg_dynbatch.autobatch.forms import Candidate, Examined, examine
-from pyg_dynbatch.autobatch.lazy import ACTIVE, Lazy
-from pyg_dynbatch.autobatch.operations import ROW, fast_form
+from pyg_dynbatch.autobatch.forms import Examined, examine_function, examine_module, on_ones
+from pyg_dynbatch.autobatch.layers import batched_layer
+from pyg_dynbatch.autobatch.lazy import ACTIVE, Lazy, NeedsPython
+from pyg_dynbatch.autobatch.operations import ROW, Batched, batched, named
 from pyg_dynbatch.autobatch.recorder import Lookup, Snapshot
-from pyg_dynbatch.autobatch.sequences import is_layer, layer_form
-from pyg_dynbatch.autobatch.state import Conditions, Part, Watch
+from pyg_dynbatch.autobatch.state import Conditions, Part, State
+from pyg_dynbatch.autobatch.twins import Twins
 from pyg_dynbatch.core import recording
 from pyg_dynbatch.core.engine import Engine
 from pyg_dynbatch.core.errors import Mismatch, mismatch
-from pyg_dynbatch.core.listing import NeedsPython
 from pyg_dynbatch.core.operation import Operations, Ragged, Signature, TorchFunction, row_type_of
 from pyg_dynbatch.core.recording import CALL, INPUT, Sites
-from pyg_dynbatch.core.shadow import draw_rows, drawn_like, shadow, undisturbed
 from pyg_dynbatch.core.types import TensorType
 
 
@@ -107,6 +106,7 @@ class Site:
     examined: Examined | None = None
     build: Callable[[Sequence[Lazy]], Any] | None = None  # the result, unless it is one row
     gradient: bool | None = False  # whether gradients flow back from it; None: as its arguments
+    is_view: bool = False  # whether its results may share memory with its arguments
     called: Sequence[Part] = ()  # the module that is called, and all inside
 
     @property
@@ -123,8 +123,21 @@ class Site:
 NOTE = "  in autobatch: "
 """Begins the note that says where an error of the user's own code was raised."""
 
+MOST_NUMBERS = 4
+"""How many Python numbers a function may be given in one place before they become data."""
+NUMERIC = frozenset(
+    named(
+        "add sub mul div true_divide pow maximum minimum where lerp lt le gt ge eq ne remainder "
+        "__add__ __radd__ __sub__ __rsub__ __mul__ __rmul__ __truediv__ __rtruediv__ __pow__ "
+        "__rpow__ __lt__ __le__ __gt__ __ge__ __eq__ __ne__ __mod__"
+    )
+)
+"""Functions for which a number is the same as a tensor without dimensions."""
+
 OPEN = Site(-1, ())
 """The site of modules whose inside is recorded."""
+VARIES = Site(-3, ())
+"""The site of calls whose numbers differ from call to call: values take their place."""
 
 
 class Table:
@@ -145,16 +158,19 @@ class Table:
         self.like: dict[tuple[torch.Size, torch.dtype], Site] = {}  # the same
         self.engine = Engine(Operations()).float()  # whose rows have the dtypes of their types
         self.opened: dict[nn.Module, tuple[str, str]] = {}  # where first, and why
-        self.watch = Watch(self.modules)
+        self.state = State(self.modules)
         self.cache = Cache()
         self.names = Counter[str]()  # how many more operations have a name than one
+        self.dtypes_of_numbers: dict[Any, torch.dtype] = {}
+        # The numbers among the arguments of calls, by their keys without these.
+        self.numbers = defaultdict[Any, set[Any]](set)
         self._recorded = Sites()
 
     def start(self, tensors: Mapping[str, Tensor]) -> None:
         """Take the parameters and buffers of a session, and the model as it is."""
         self.tensors.clear()
         self.tensors.update(tensors)
-        self.watch.start()
+        self.state.start()
 
     @cached_property
     def conditions(self) -> Conditions:
@@ -164,6 +180,33 @@ class Table:
     def number_of(self, shared: Shared) -> int:
         """Return the number of a parameter or buffer among the arguments of calls."""
         return self.shared.setdefault(shared, len(self.shared))
+
+    def varies(self, key: tuple[Any, ...]) -> bool:
+        """Return whether the numbers in the key of a call are data, as they have varied before."""
+        target = key[0]
+        if not isinstance(target, nn.Module) and target not in NUMERIC:
+            return False
+        if key[1:] and isinstance(key[-2], str):
+            return False  # by name
+        numbers = tuple(part for part in key if _is_number(part))
+        if not numbers:
+            return False
+        seen = self.numbers[tuple(part[0] if _is_number(part) else part for part in key)]
+        seen.add(numbers)
+        return len(seen) > MOST_NUMBERS
+
+    def dtype_of_number(self, kind: type, kinds: Sequence[int]) -> torch.dtype:
+        """Return the dtype of a tensor that takes the place of a number beside values."""
+        key = kind, *kinds
+        if key not in self.dtypes_of_numbers:
+            samples = [self.samples[each] for each in kinds]
+            # A condition, as that of torch.where, has no part in it.
+            samples = [each for each in samples if each.dtype != torch.bool] or samples
+            dtype = torch.result_type(samples[0], kind(1))
+            for sample in samples[1:]:
+                dtype = torch.promote_types(dtype, sample.dtype)
+            self.dtypes_of_numbers[key] = dtype
+        return self.dtypes_of_numbers[key]
 
     def outside_of(self, row_type: TensorType) -> Site:
         """Return the site of rows of a type that the model did not compute."""
@@ -196,12 +239,11 @@ class Table:
         recording, ACTIVE.session = ACTIVE.session, None
         ACTIVE.examining = where or name
         try:
-            example = recording and recording.example
             if module is not None and any(map(is_lazy, module.parameters())):
                 call = _Call(spec, module, self.tensors)  # which gives them their shapes
-                with self.watch.ignored(example), undisturbed(device), torch.no_grad():
-                    draw_rows(lambda rows: call(*(row[0] for row in rows)), spec.inputs, device)
-            with self.watch.examined(example):
+                with torch.no_grad():
+                    on_ones(call, spec.inputs, device)
+            with self.state.untouched(name, where):
                 examined = self._examine(spec, module, device, name, where)
         except NeedsPython as error:
             if module is None:
@@ -217,7 +259,7 @@ class Table:
             if isinstance(error.args[0] if error.args else "", Mismatch):
                 raise
             given = ", ".join(str(row_type_of(wanted)) for wanted in spec.inputs)
-            what = f"autobatch: {name} fails on random rows: {given}"
+            what = f"autobatch: {name} fails on rows of these types: {given}"
             hint = "" if module is None else "autobatch.open(module) records what is inside"
             raise failed(error, what, where, hint) from error
         finally:
@@ -229,13 +271,14 @@ class Table:
             self.names[stem] += 1
             unique = f"{stem} {self.names[stem] + 1}"
         form, build = _flat(examined)
-        signature = operations.add(form, spec.inputs, outputs, name=unique, random=examined.random)
+        signature = operations.add(form, spec.inputs, outputs, name=unique, random=False)
         kinds = tuple(self.outside_of(row_type).kinds[0] for row_type in outputs)
         gradient = self._gradient(spec, module)
-        called = () if module is None else self.watch.inside(spec.target)
+        called = () if module is None else self.state.inside(spec.target)
         site = Site(
-            len(self.sites), kinds, spec, signature, where, examined, build, gradient, called
-        )
+            len(self.sites), kinds, spec, signature, where, examined, build, gradient,
+            examined.is_view, called,
+        )  # fmt: skip
         self.sites.append(site)
         return site
 
@@ -256,14 +299,12 @@ class Table:
         if any(isinstance(wanted, Ragged) for wanted in spec.inputs):
             leaves = [row_type_of(spec.inputs[-1])]
             form = torch.no_grad()(spec.target) if spec.no_grad else spec.target
-            return Examined(form, "ragged", leaves, tree_flatten(0)[1], False)
+            return Examined(form, "ragged", leaves, tree_flatten(0)[1])
 
-        def copy(fresh: bool = False) -> _Call:
-            tensors = _Drawn(self.tensors) if fresh else self.tensors
-            return _Call(spec, shadow(module, fresh), tensors)
-
-        given = Candidate(_Call(spec, module, self.tensors), copy(), copy, module)
-        return examine(given, spec.inputs, device, name, where)
+        call = _Call(spec, module, self.tensors)
+        if module is None:
+            return examine_function(call, spec.inputs, device, name, where)
+        return examine_module(call, module, spec.inputs, device, name, where)
 
     @property
     def recorded(self) -> Sites:
@@ -276,6 +317,10 @@ class Table:
 
 
 _DETACHING = {torch.detach, Tensor.detach}
+
+
+def _is_number(part: Any) -> bool:
+    return type(part) is tuple and len(part) == 2 and part[0] in (int, float)
 
 
 def failed(error: Exception, what: str, where: str, hint: str) -> Exception:
@@ -306,18 +351,6 @@ def mapped(function: Callable[[Any], Any], value: Any) -> Any:
     return value
 
 
-class _Drawn(dict[str, Tensor]):
-    """Tensors like those of a table, each drawn when it is used."""
-
-    def __init__(self, like: dict[str, Tensor]) -> None:
-        super().__init__()
-        self.like = like
-
-    def __missing__(self, name: str) -> Tensor:
-        self[name] = drawn_like(self.like[name])
-        return self[name]
-
-
 _BUILT_IN = BuiltinFunctionType | MethodDescriptorType | WrapperDescriptorType
 
 
@@ -325,60 +358,54 @@ class _Call(TorchFunction):
     """Call a target with rows and parameters in the places of its template."""
 
     def __init__(self, spec: Spec, module: nn.Module | None, tensors: dict[str, Tensor]) -> None:
-        self.spec, self.tensors = spec, tensors
+        self.spec, self.module, self.tensors = spec, module, tensors
         self.target = spec.target if module is None else module
         args, kwargs = spec.template
         self.plain = not (kwargs or spec.no_grad) and all(a is ROW for a in args)
         parts = [part for part in spec.key if isinstance(part, Shared)]
-        self.names, self.has_views = [part.name for part in parts], any(p.view for p in parts)
-        self.form: Any = None  # the parameters that it uses, and the known batched form
+        self.names = [part.name for part in parts]
+        self.has_views = any(part.view for part in parts)
+        self._kept: Any = None  # the parameters that it uses, and the known form
 
     def __call__(self, *rows: Any) -> Any:
         """Call the target itself."""
-        return self.target(*rows) if self.plain else self._filled(rows, self.target)
+        return self.target(*rows) if self.plain else self._filled(rows, self.target, _itself)
 
-    def fast(self, *rows: Any) -> Any:
-        """Call the known batched form."""
+    def twin(self, twins: Twins) -> Callable[..., Any]:
+        """Return the same call on twins of the module and of parameters."""
+        target = self.target if self.module is None else twins.module(self.module)
+        return lambda *rows: self._filled(rows, target, twins.tensor)
+
+    def batched(self) -> Batched | None:
+        """Return the form that the tables have for it, with the parameters as they are now."""
+        args, kwargs = (self._resolved(part) for part in self.spec.template)
+        if self.module is not None:
+            return batched_layer(self.module, args, kwargs, self.spec.inputs)
+        return batched(self.target, args, kwargs, self.spec.inputs)
+
+    def known_form(self, *rows: Any) -> Any:
+        """Run the form of the tables."""
         if self.spec.no_grad:
             with torch.no_grad():
                 return self._form()(*rows)
-        return self._kept_form()(*rows)
+        return self._form()(*rows)
 
-    def _kept_form(self) -> Any:
-        """Return the known batched form, which is made again if a parameter has been replaced."""
+    def _form(self) -> Any:
+        """Return the form, which is made again if a parameter has been replaced."""
         shared = [self.tensors[name] for name in self.names]
-        if self.form is None or not all(map(is_, shared, self.form[0])):
-            self.form = shared, self._form()
-        form = self.form[1]
-        self.form = None if self.has_views else self.form  # they belong to a graph
+        if self._kept is None or not all(map(is_, shared, self._kept[0])):
+            self._kept = shared, self.batched().form  # type: ignore[union-attr]
+        form = self._kept[1]
+        self._kept = None if self.has_views else self._kept  # they belong to a graph
         return form
 
     def of_run(self, called: Callable[..., Any]) -> Callable[..., Any] | None:
         """Return the function of torch, or its batched form, with the parameters of this run."""
-        if isinstance(self.target, nn.Module) or self.spec.no_grad or self.has_views:
+        if self.module is not None or self.spec.no_grad or self.has_views:
             return None
-        if called == self.fast:
-            return self._kept_form()
+        if called == self.known_form:
+            return self._form()
         return self.target if self.plain and isinstance(self.target, _BUILT_IN) else None
-
-    def expanded(self, *rows: Any) -> Any:
-        """Call the target with one copy of each parameter among its arguments per row."""
-        return self._filled(rows, self.target, rows[0].size(0))
-
-    def has_shared(self) -> bool:
-        """Return whether there are parameters or buffers among the arguments."""
-        return any(isinstance(part, Shared) for part in self.spec.key)
-
-    def has_fast(self) -> bool:
-        """Return whether there is a known batched form."""
-        return self._form() is not None
-
-    def _form(self) -> Any:
-        args, kwargs = (self._resolved(part) for part in self.spec.template)
-        ranks = [len(row_type.shape) for row_type in self.spec.inputs]
-        if is_layer(self.target):
-            return layer_form(self.target, args, kwargs)
-        return fast_form(self.target, args, kwargs, ranks)
 
     def _resolved(self, value: Any) -> Any:
         if isinstance(value, Shared):
@@ -386,17 +413,22 @@ class _Call(TorchFunction):
             return tensor.as_strided(*value.view) if value.view else tensor
         return mapped(self._resolved, value)
 
-    def _filled(self, rows: Any, target: Any, size: int | None = None) -> Any:
+    def _filled(self, rows: Any, target: Any, convert: Callable[[Tensor], Tensor]) -> Any:
         given = iter(rows)
-        args, kwargs = (self._fill(part, given, size) for part in self.spec.template)
+        args, kwargs = (self._fill(part, given, convert) for part in self.spec.template)
         with torch.set_grad_enabled(torch.is_grad_enabled() and not self.spec.no_grad):
             return target(*args, **kwargs)
 
-    def _fill(self, value: Any, rows: Iterator[Any], size: int | None) -> Any:
+    def _fill(self, value: Any, rows: Iterator[Any], convert: Callable[[Tensor], Tensor]) -> Any:
         if isinstance(value, Shared):
-            tensor = self._resolved(value)
-            return tensor if size is None else tensor.expand(size, *tensor.shape)
-        return next(rows) if value is ROW else mapped(lambda v: self._fill(v, rows, size), value)
+            return convert(self._resolved(value))
+        if value is ROW:
+            return next(rows)
+        return mapped(lambda part: self._fill(part, rows, convert), value)
+
+
+def _itself(tensor: Tensor) -> Tensor:
+    return tensor
 
 
 def _flat(examined: Examined) -> tuple[Callable[..., Any], Callable[[Sequence[Lazy]], Any] | None]:

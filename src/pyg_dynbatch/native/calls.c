@@ -11,7 +11,7 @@ enum { MOST_ARGUMENTS = 16, MOST_WORDS = 512 };
 enum { RECORDED, UNRECORDABLE, UNKNOWN, FAILED }; /* what encoding an argument comes to */
 
 /* What the words of a call begin with; equal words are equal calls. */
-enum { LAZY, TUPLE, LIST, SIZE, INTEGER, FLOAT, OBJECT, SLICE, SHARED, NAME, NO_GRAD, OPAQUE };
+enum { LAZY, TUPLE, LIST, SIZE, INTEGER, FLOAT, OBJECT, SLICE, SHARED, NAME, NO_GRAD, OPAQUE, ANY };
 
 /* A call that is being recorded. */
 struct call {
@@ -20,7 +20,7 @@ struct call {
     PyObject *objects[MOST_WORDS], *held[MOST_WORDS]; /* in words by address; new references */
     uint64_t words[MOST_WORDS];
     int32_t reads[MOST_WORDS];
-    int is_module, args, kwargs, num_words, num_reads, num_objects, num_held;
+    int is_module, args, kwargs, num_words, num_reads, num_objects, num_held, num_numbers;
     PyObject *stopped; /* the argument of an unknown type */
 };
 
@@ -156,6 +156,7 @@ static int encode_tensor(struct call *c, PyObject *tensor, int depth)
 static int encode_integer(struct call *c, PyObject *integer)
 {
     int is_large;
+    c->num_numbers++;
     const int64_t number = PyLong_AsLongLongAndOverflow(integer, &is_large);
     return is_large ? UNKNOWN : push(c, INTEGER, (uint64_t)number);
 }
@@ -164,6 +165,7 @@ static int encode_float(struct call *c, PyObject *object)
 {
     const double number = PyFloat_AsDouble(object);
     uint64_t bits;
+    c->num_numbers++;
     memcpy(&bits, &number, sizeof bits);
     return push(c, FLOAT, bits);
 }
@@ -196,6 +198,11 @@ static int encode(struct call *c, PyObject *argument, int depth)
 
 static int encode_call(struct call *c)
 {
+    c->num_words = 0;
+    c->num_reads = 0;
+    c->num_objects = 0;
+    c->num_numbers = 0;
+    c->stopped = NULL;
     int outcome = push_object(c, OBJECT, c->target);
     const int is_grad = is_true(known.grad_enabled);
     if (is_grad < 0)
@@ -251,10 +258,32 @@ static PyObject *record_otherwise(struct call *c)
     return result;
 }
 
-/* The site of a call whose words are new; OPEN, or FAILED_SITE with an exception set. */
+/* The words of a call whatever its numbers are; returns how many. */
+static int words_without_numbers(const struct call *c, uint64_t *words)
+{
+    words[0] = ANY;
+    words[1] = 0;
+    for (int each = 0; each < c->num_words; each += 2) {
+        const uint64_t tag = c->words[each];
+        words[each + 2] = tag;
+        words[each + 3] = tag == INTEGER || tag == FLOAT ? 0 : c->words[each + 1];
+    }
+    return c->num_words + 2;
+}
+
+/* Whether the numbers of a call are data, as they have varied before. */
+static int numbers_vary(const struct call *c)
+{
+    uint64_t words[MOST_WORDS + 2];
+    const int count = words_without_numbers(c, words);
+    return find_entry((struct lookup *)c->recorder->lookup, words, count)->words != 0;
+}
+
+/* The site of a call whose words are new; OPEN, VARIES, or FAILED_SITE with an exception set. */
 static int64_t new_site(struct call *c)
 {
     struct lookup *const l = (struct lookup *)c->recorder->lookup;
+    uint64_t words[MOST_WORDS + 2];
     if (!c->num_reads && c->is_module)
         return OPEN;
     PyObject *object = ask(c, "find");
@@ -266,17 +295,52 @@ static int64_t new_site(struct call *c)
     }
     const int64_t number = add_site(l, object);
     Py_DECREF(object);
-    if (number != FAILED_SITE &&
-        add_entry(l, c->words, c->num_words, number, c->objects, c->num_objects))
-        return FAILED_SITE;
-    return number;
+    int failed = 0;
+    if (number == VARIES)
+        failed = add_entry(l, words, words_without_numbers(c, words), number, c->objects,
+                           c->num_objects);
+    else if (number != FAILED_SITE)
+        failed = add_entry(l, c->words, c->num_words, number, c->objects, c->num_objects);
+    return failed ? FAILED_SITE : number;
+}
+
+/* Puts values in place of the numbers among the arguments of a call, and encodes it again. */
+static int encode_with_rows(struct call *c)
+{
+    PyObject *const session = (PyObject *)c->recorder;
+    PyObject *kinds = PyTuple_New(c->num_reads);
+    int outcome = kinds ? RECORDED : FAILED, at = 0;
+    for (int each = 0; outcome == RECORDED && each < c->num_words; each += 2)
+        if (c->words[each] == LAZY) {
+            PyObject *kind = PyLong_FromUnsignedLongLong(c->words[each + 1]);
+            outcome = kind && !PyTuple_SetItem(kinds, at++, kind) ? RECORDED : FAILED;
+        }
+    for (int each = 0; outcome == RECORDED && each < c->args + c->kwargs; each++) {
+        PyObject *const argument = c->arguments[each];
+        if (!PyFloat_CheckExact(argument) && !PyLong_CheckExact(argument))
+            continue;
+        c->arguments[each] = PyObject_CallMethod(session, "number_row", "OO", argument, kinds);
+        outcome = hold(c, c->arguments[each]);
+    }
+    Py_XDECREF(kinds);
+    return outcome == RECORDED ? encode_call(c) : outcome;
 }
 
 static PyObject *record_encoded(struct call *c)
 {
     struct lookup *const l = (struct lookup *)c->recorder->lookup;
-    const struct entry *const entry = find_entry(l, c->words, c->num_words);
-    const int64_t number = entry->words ? entry->site : new_site(c);
+    int64_t number = VARIES;
+    if (!c->num_numbers || c->is_module || !numbers_vary(c)) {
+        const struct entry *const entry = find_entry(l, c->words, c->num_words);
+        number = entry->words ? entry->site : new_site(c);
+    }
+    if (number == VARIES) {
+        const int outcome = encode_with_rows(c);
+        if (outcome != RECORDED)
+            return outcome == FAILED ? NULL : record_otherwise(c);
+        const struct entry *const entry = find_entry(l, c->words, c->num_words);
+        number = entry->words ? entry->site : new_site(c);
+    }
     if (number < 0)
         return number == OPEN ? not_recorded() : NULL;
     const struct site *const site = l->sites + number;
@@ -300,11 +364,7 @@ static PyObject *record_call(struct call *c)
     PyObject *result = NULL;
     if (check_lookup(c->recorder))
         return NULL;
-    c->num_words = 0;
-    c->num_reads = 0;
-    c->num_objects = 0;
     c->num_held = 0;
-    c->stopped = NULL;
     const int outcome = encode_call(c);
     if (outcome == RECORDED)
         result = record_encoded(c);

@@ -60,6 +60,11 @@ static int read_site(struct site *site, PyObject *object)
         return -1;
     site->gradient = gradient == Py_None ? -1 : gradient == Py_True;
     Py_DECREF(gradient);
+    PyObject *is_view = PyObject_GetAttrString(object, "is_view");
+    if (!is_view)
+        return -1;
+    site->is_view = is_view == Py_True;
+    Py_DECREF(is_view);
     if (read_integer(object, "num_reads", &site->reads))
         return -1;
     site->build = PyObject_GetAttrString(object, "build");
@@ -103,7 +108,7 @@ int64_t add_site(struct lookup *l, PyObject *object)
     if (read_integer(object, "number", &site.number))
         return FAILED_SITE;
     if (site.number < 0)
-        return OPEN;
+        return site.number == VARIES ? VARIES : OPEN;
     if (site.number < l->num_sites && l->sites[site.number].object)
         return site.number;
     if (read_site(&site, object) || make_room(l, site.number)) {

@@ -195,6 +195,8 @@ PyObject *append_record(struct recorder *r, int64_t number, const int32_t *reads
     for (int64_t each = 0; needs_grad < 0 && each < num_reads; each++)
         if (r->flags[reads[each]] & NEEDS_GRAD)
             needs_grad = 1;
+    for (int64_t each = 0; site.is_view && each < num_reads; each++)
+        r->flags[reads[each]] |= IS_VIEW;
     int32_t *const code = r->code + r->size;
     code[0] = site.number;
     r->place[r->size] = (int32_t)instruction;
@@ -202,7 +204,8 @@ PyObject *append_record(struct recorder *r, int64_t number, const int32_t *reads
         memcpy(code + 1, integers, num_integers * sizeof *code);
     for (int64_t each = 1 + num_integers; each < size; each++)
         code[each] = -1;
-    memset(r->flags + first, needs_grad > 0 && r->grad ? NEEDS_GRAD : 0, size);
+    const int flags = (needs_grad > 0 && r->grad ? NEEDS_GRAD : 0) | (site.is_view ? IS_VIEW : 0);
+    memset(r->flags + first, flags, size);
     r->size += size;
     return results_of(r, &site, first);
 }
@@ -349,6 +352,12 @@ static uint8_t *flags_of(PyObject *self, PyObject *number)
     return NULL;
 }
 
+static PyObject *is_view(PyObject *self, PyObject *number)
+{
+    const uint8_t *const flags = flags_of(self, number);
+    return flags ? PyBool_FromLong(*flags & IS_VIEW) : NULL;
+}
+
 static PyObject *needs_grad(PyObject *self, PyObject *number)
 {
     const uint8_t *const flags = flags_of(self, number);
@@ -443,6 +452,7 @@ static PyMethodDef methods_of_recorder[] = {
     {"places", places, METH_VARARGS, "Where in the user's code each of these was made."},
     {"clear", clear, METH_NOARGS, "Begin a flush."},
     {"alive", alive, METH_NOARGS, "Whether there are objects that stand for each value."},
+    {"is_view", is_view, METH_O, "Whether a value may share memory with another one."},
     {"needs_grad", needs_grad, METH_O, "Whether gradients flow back from a value."},
     {"set_needs_grad", set_needs_grad, METH_O, "Let gradients flow back from a value."},
     {NULL, NULL, 0, NULL},

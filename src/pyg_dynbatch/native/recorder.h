@@ -10,7 +10,8 @@
 #include "arguments.h"
 #include <structmember.h>
 
-enum { OPEN = -1, FAILED_SITE = -2 }; /* in place of the number of a site */
+/* In place of the number of a site: VARIES for calls whose numbers are data. */
+enum { OPEN = -1, FAILED_SITE = -2, VARIES = -3 };
 
 /* What Python has given by `setup`. */
 struct known {
@@ -28,6 +29,7 @@ struct site {
     int32_t *kinds;                   /* of its results */
     int32_t number, reads, results;
     int gradient; /* 0, 1, or -1: as the arguments */
+    int is_view;  /* whether its results may share memory with its arguments */
 };
 
 struct entry {
@@ -55,7 +57,7 @@ struct value {
     int32_t number, kind;
 };
 
-enum { NEEDS_GRAD = 1 };
+enum { NEEDS_GRAD = 1, IS_VIEW = 2 };
 
 struct recorder {
     PyObject_HEAD
@@ -68,7 +70,8 @@ struct recorder {
     PyObject *met;            /* by address: the number of a parameter, and if it needs gradients */
     int32_t *code, *place;    /* since the last flush; where records begin: the line of the user */
     int64_t size, room, base; /* of `code`, and how many integers were before */
-    uint8_t *flags, *alive;   /* of each value: NEEDS_GRAD, and how many objects stand for it */
+    uint8_t *flags,
+        *alive; /* of each value: NEEDS_GRAD and IS_VIEW, and how many objects stand for it */
     int64_t flags_room;
     char grad, autocast;
 };
@@ -82,7 +85,7 @@ int check_lookup(const struct recorder *r);
 /* Copies a sequence of integers; NULL with an exception set if there is none. */
 int32_t *integers_of(PyObject *sequence, Py_ssize_t *count);
 
-/* The number of a site of Python, which is added if it is new; OPEN, or FAILED_SITE with an
+/* The number of a site of Python, which is added if it is new; OPEN, VARIES, or FAILED_SITE with an
    exception set. */
 int64_t add_site(struct lookup *l, PyObject *object);
 

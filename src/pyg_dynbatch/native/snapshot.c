@@ -2,14 +2,17 @@
 
    Of a module with one parameter and no buffers: `dicts` are its __dict__ and those of its
    parameters and buffers, whose values are compared one by one; `sized` are its dictionaries of
-   hooks, which are compared by size; of `tensors`, its parameter, requires_grad and dtype are. */
+   hooks, lists and dicts, which are compared by size; of `tensors`, its parameter, requires_grad, dtype and version
+   are. */
 
 #include "recorder.h"
+
+enum { FACTS = 3 }; /* of a tensor */
 
 struct snapshot {
     PyObject_HEAD
     PyObject *dicts, *sized, *tensors; /* tuples */
-    PyObject **values;                 /* of `dicts`; then requires_grad and dtype of `tensors` */
+    PyObject **values;                 /* of `dicts`; then the facts of `tensors` */
     Py_ssize_t count, *sizes;          /* of `values`; of `dicts`, then of `sized` */
     int is_current;
 };
@@ -35,6 +38,14 @@ static int visit_value(struct snapshot *s, Py_ssize_t at, PyObject *value, int i
     return 1;
 }
 
+/* The same for a fact, which is equal rather than the same; -1 for errors. */
+static int visit_fact(struct snapshot *s, Py_ssize_t at, PyObject *value, int is_taking)
+{
+    if (is_taking || visit_value(s, at, value, 0))
+        return visit_value(s, at, value, is_taking);
+    return at < s->count ? PyObject_RichCompareBool(s->values[at], value, Py_EQ) : 0;
+}
+
 static int visit_size(struct snapshot *s, Py_ssize_t at, Py_ssize_t size, int is_taking)
 {
     if (is_taking)
@@ -45,7 +56,8 @@ static int visit_size(struct snapshot *s, Py_ssize_t at, Py_ssize_t size, int is
 /* Goes through all values; stores them, or compares: 1 if all are the same, -1 for errors. */
 static int visit_all(struct snapshot *s, int is_taking)
 {
-    static PyObject *names[2];
+    static PyObject *names[FACTS];
+    static const char *const texts[FACTS] = {"requires_grad", "dtype", "_version"};
     const Py_ssize_t dicts = PyTuple_Size(s->dicts), sized = PyTuple_Size(s->sized);
     const Py_ssize_t tensors = PyTuple_Size(s->tensors);
     Py_ssize_t at = 0;
@@ -59,17 +71,18 @@ static int visit_all(struct snapshot *s, int is_taking)
                 return 0;
     }
     for (Py_ssize_t each = 0; each < sized; each++)
-        if (!visit_size(s, dicts + each, PyDict_Size(PyTuple_GetItem(s->sized, each)), is_taking))
+        if (!visit_size(s, dicts + each, PyObject_Size(PyTuple_GetItem(s->sized, each)), is_taking))
             return 0;
-    for (Py_ssize_t each = 0; each < 2 * tensors; each++) {
-        PyObject *value = attribute_of(PyTuple_GetItem(s->tensors, each / 2), names + each % 2,
-                                       each % 2 ? "dtype" : "requires_grad");
+    for (Py_ssize_t each = 0; each < FACTS * tensors; each++) {
+        const int fact = each % FACTS;
+        PyObject *value =
+            attribute_of(PyTuple_GetItem(s->tensors, each / FACTS), names + fact, texts[fact]);
         if (!value)
             return -1;
-        const int is_same = visit_value(s, at++, value, is_taking);
+        const int is_same = visit_fact(s, at++, value, is_taking);
         Py_DECREF(value);
-        if (!is_same)
-            return 0;
+        if (is_same != 1)
+            return is_same;
     }
     return 1;
 }
@@ -111,9 +124,9 @@ static PyObject *take(PyObject *self, PyObject *args)
     set_reference(&s->sized, Py_NewRef(sized));
     set_reference(&s->tensors, Py_NewRef(tensors));
     const Py_ssize_t count = count_values(dicts);
-    if (count < 0 || count_values(sized) < 0)
+    if (count < 0)
         return NULL;
-    const Py_ssize_t values = count + 2 * PyTuple_Size(tensors);
+    const Py_ssize_t values = count + FACTS * PyTuple_Size(tensors);
     s->sizes = PyMem_Calloc(PyTuple_Size(dicts) + PyTuple_Size(sized), sizeof *s->sizes);
     s->values = PyMem_Calloc(values, sizeof *s->values);
     if (!s->values || !s->sizes)

@@ -1,0 +1,440 @@
+"""Find out whether a module that is written for one example may be called on stacked rows.
+
+It may if it is *closed*: run on one row, on 3 and on 67 stacked rows, it calls the same functions
+of torch with the same static arguments, and of each the table (:mod:`operations`) says that the
+same call on stacked rows is right. What holds for each of them holds for their composition. The
+module is tried on a twin, with rows that have no content, so that neither its values nor its state
+have a part in this, and nothing of it changes.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only
+
+from pyg_dynbatch.autobatch.layers import batched_layer, is_in_table
+from pyg_dynbatch.autobatch.lazy import METADATA, NeedsPython
+from pyg_dynbatch.autobatch.operations import ROW, Batched, batched, named
+from pyg_dynbatch.autobatch.twins import HostDraws, Twins, changed_between
+from pyg_dynbatch.core.operation import HOOKS
+from pyg_dynbatch.core.types import TensorType, has_gradient
+
+STACKS = (3, 67)
+"""Numbers of stacked rows on which a module is tried."""
+
+READS = frozenset(
+    named(
+        "__bool__ item tolist __int__ __float__ __complex__ __index__ numpy __array__ __contains__ "
+        "__format__ equal allclose is_nonzero"
+    )
+)
+"""Functions that read the values of a tensor."""
+
+_FACTS = {getattr(Tensor, name).__get__ for name in ("requires_grad", "is_leaf", "grad_fn")}
+_PLACES = {Tensor.device.__get__, Tensor.is_cuda.__get__, Tensor.is_cpu.__get__}  # type: ignore[attr-defined]
+_LENGTHS = {Tensor.__len__, Tensor.size, Tensor.numel, Tensor.nelement, Tensor.shape.__get__}  # type: ignore[attr-defined]
+_LIKE = frozenset(named("to type_as"))
+_RANDOM_FACTORIES = frozenset(named("rand randn randint randperm normal bernoulli multinomial"))
+
+
+class CannotOpen(Exception):
+    """A module computes what cannot be recorded either, such as a gradient in Python."""
+
+
+class ChangesUnseen(Exception):
+    """A module changes a tensor in place in a way that torch does not count, such as ``.data``."""
+
+
+class Length(int):
+    """The number of stacked rows, or a number computed from it: nothing may depend on it."""
+
+    def _refuse(self, *_: Any) -> Any:
+        raise NeedsPython("it computes with the number of rows")
+
+
+_COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge", "bool")
+_ARITHMETIC = ("add", "sub", "mul", "floordiv", "truediv", "mod", "pow")
+for _name in (*_COMPARISONS, "neg", *_ARITHMETIC, *(f"r{each}" for each in _ARITHMETIC)):
+    setattr(Length, f"__{_name}__", Length._refuse)
+Length.__hash__ = int.__hash__  # type: ignore[method-assign]
+
+
+class Decisions(NamedTuple):
+    """What was decided on one row: by the number of a call, and by layer."""
+
+    constants: set[int]  # their results depend on no row
+    opened: set[nn.Module]  # what they call is listed instead of them
+
+
+class Called(NamedTuple):
+    """One call of a function, or of a layer that has a form of its own."""
+
+    target: Any
+    static: tuple[Any, ...]  # the structure of its arguments, and those that are not tensors
+    are_rows: tuple[bool, ...]  # of each operand, then of each result
+    shapes: tuple[torch.Size, ...]  # of its results
+    aliases: tuple[bool, ...]  # of each result and operand, whether they share memory
+
+
+class Trial(NamedTuple):
+    """What a module did on some rows: its calls, and its result, a structure of leaves."""
+
+    calls: list[Called]
+    leaves: list[Any]
+    structure: Any
+    is_view: bool  # whether the result shares memory with an argument
+
+
+class _Listing(TorchFunctionMode):
+    """Lists the calls of functions of torch on tensors without content.
+
+    Args:
+        twins: Take the place of tensors with content.
+        rows: What the module is called on.
+        size: The number of stacked rows; 0 for one row.
+        decisions: Made on one row; stacked rows follow them.
+    """
+
+    def __init__(
+        self, twins: Twins, rows: Sequence[Tensor], size: int, decisions: "Decisions"
+    ) -> None:
+        super().__init__()
+        self.twins, self.size, self.decisions = twins, size, decisions
+        self.calls: list[Called] = []
+        self.depth = 0  # of functions that are running
+        self._rows = {id(row): row for row in rows}
+        self._arguments = {_memory(row) for row in rows}
+        self._made: dict[int, Tensor] = {}  # by memory, one tensor each
+
+    def is_row(self, tensor: Tensor) -> bool:
+        """Return whether a tensor depends on the rows."""
+        return id(tensor) in self._rows
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in METADATA:
+            return self._metadata(func, args, kwargs or {})
+        with self._inside():
+            return self._function(func, args, kwargs or {})
+
+    def _metadata(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        if self.depth:
+            return func(*args, **kwargs)
+        if func in _FACTS:
+            raise NeedsPython("it reads requires_grad, which may differ between calls")
+        if func is Tensor.__len__ and self.is_row(args[0]):  # which returns a plain integer
+            raise NeedsPython("it computes with the length of an argument")
+        answer = func(*args, **kwargs)
+        if self.size and func in _LENGTHS and self.is_row(args[0]):
+            return _marked(func, answer, args[0].shape)
+        return answer
+
+    def _function(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        args, kwargs = tree_map_only(Tensor, self.twins.tensor, (args, kwargs))
+        if self.depth > 1:  # inside of a layer
+            return func(*args, **kwargs)
+        if func in READS and isinstance(args[0], Tensor):
+            raise NeedsPython("it reads a value")
+        if func is Tensor.register_hook:
+            raise CannotOpen("a hook changes gradients")
+
+        def decide(template: Any, types: Sequence[TensorType]) -> Batched | None:
+            args, kwargs = template
+            return batched(func, args, kwargs, types)
+
+        return self._listed(func, func, args, kwargs, decide)
+
+    def layer(self, layer: nn.Module, twin: nn.Module) -> Callable[..., Any]:
+        """Return a ``forward`` for the twin of a layer that lists its call, not what it calls."""
+        forward = twin.forward
+
+        def decide(template: Any, types: Sequence[TensorType]) -> Batched | None:
+            args, kwargs = template
+            return batched_layer(layer, args, kwargs, types)
+
+        def listed(*args: Any, **kwargs: Any) -> Any:
+            with self._inside():
+                args, kwargs = tree_map_only(Tensor, self.twins.tensor, (args, kwargs))
+                if not self.size and decide(*self._template(args, kwargs)) is None:
+                    self.decisions.opened.add(layer)
+                if layer not in self.decisions.opened:
+                    return self._listed(layer, forward, args, kwargs, decide)
+            return forward(*args, **kwargs)
+
+        return listed
+
+    @contextmanager
+    def _inside(self) -> Iterator[None]:
+        """List nothing meanwhile."""
+        self.depth += 1
+        try:
+            yield
+        finally:
+            self.depth -= 1
+
+    def _listed(
+        self, target: Any, run: Callable[..., Any], args: Any, kwargs: Any,
+        decide: Callable[[Any, Sequence[TensorType]], Batched | None],
+    ) -> Any:  # fmt: skip
+        """Run one call, and list it."""
+        leaves, structure = tree_flatten((args, kwargs))
+        operands = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+        are_rows = [self.is_row(operand) for operand in operands]
+        depends = any(are_rows) and not self._reads_only_the_type(target, args)
+        if depends and not self.size and self._is_constant(target, args, kwargs, decide):
+            self.decisions.constants.add(len(self.calls))
+        depends &= len(self.calls) not in self.decisions.constants
+        if not any(are_rows) and target in _RANDOM_FACTORIES:
+            raise NeedsPython("it draws random numbers that all stacked rows would share")
+        if any(isinstance(leaf, torch.Generator) for leaf in leaves):
+            raise NeedsPython("it draws from a generator of its own")
+        versions = [operand._version for operand in operands]
+        result = run(*args, **kwargs)
+        self._check_changes(operands, are_rows, versions)
+        results = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
+        given = {_memory(operand) for operand in operands}
+        for each in results:
+            if _memory(each) not in given:
+                self._made[_memory(each)] = each
+            if depends:
+                self._rows[id(each)] = each
+        self.calls.append(
+            Called(
+                target,
+                (structure, *(_static(leaf) for leaf in leaves)),
+                (*are_rows, *map(self.is_row, results)),
+                tuple(each.shape for each in results),
+                tuple(_memory(r) == _memory(o) for r in results for o in operands),
+            )
+        )
+        return result
+
+    def _reads_only_the_type(self, target: Any, args: Any) -> bool:
+        """Return whether a call takes only the dtype of a row, as ``table.to(x)`` does."""
+        return target in _LIKE and isinstance(args[0], Tensor) and not self.is_row(args[0])
+
+    def _is_constant(
+        self, target: Any, args: Any, kwargs: Any,
+        decide: Callable[[Any, Sequence[TensorType]], Batched | None],
+    ) -> bool:  # fmt: skip
+        """Return whether a call makes the same of all rows; refuse one that is not direct."""
+        decision = decide(*self._template(args, kwargs))
+        if decision is None or not (decision.is_direct or decision.is_constant):
+            name = getattr(target, "__name__", type(target).__name__).strip("_")
+            raise NeedsPython(f"{name} is not the same call on stacked rows")
+        return decision.is_constant
+
+    def _template(self, args: Any, kwargs: Any) -> tuple[Any, list[TensorType]]:
+        """Return the arguments of a call with marks for rows, and the types of these."""
+        types = list[TensorType]()
+
+        def marked(operand: Tensor) -> Any:
+            if not self.is_row(operand):
+                return operand
+            types.append(TensorType(tuple(operand.shape), operand.dtype))
+            return ROW
+
+        return tree_map_only(Tensor, marked, (args, kwargs)), types
+
+    def _check_changes(
+        self, operands: Sequence[Tensor], are_rows: Sequence[bool], versions: Sequence[int]
+    ) -> None:
+        for operand, is_row, version in zip(operands, are_rows, versions, strict=True):
+            if operand._version == version:
+                continue
+            if _memory(operand) in self._arguments:
+                raise NeedsPython("it changes its argument in place")
+            if _memory(operand) not in self._made:
+                if self.twins.changed() is None:
+                    raise ChangesUnseen
+                raise NeedsPython("it changes a tensor in place that it has not made")
+            if not is_row and any(are_rows):
+                raise NeedsPython("it writes rows into another tensor")
+
+
+class _Below(TorchDispatchMode):
+    """Notices operators that no listed function calls, such as those of a scripted function."""
+
+    def __init__(self, listing: _Listing) -> None:
+        super().__init__()
+        self.listing = listing
+        self.noticed = False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.noticed |= not self.listing.depth and func not in _ALIASES
+        return func(*args, **(kwargs or {}))
+
+
+_ALIASES = {torch.ops.aten.detach.default, torch.ops.aten.alias.default}
+
+
+def _memory(tensor: Tensor) -> int:
+    return tensor.untyped_storage()._cdata
+
+
+def share_memory(leaves: Sequence[Any], rows: Sequence[Tensor]) -> bool:
+    """Return whether tensors in a result share memory with rows, or with each other."""
+    results = [_memory(leaf) for leaf in leaves if isinstance(leaf, Tensor)]
+    return len({*results}) < len(results) or not {*results}.isdisjoint(map(_memory, rows))
+
+
+def _static(leaf: Any) -> Any:
+    return None if isinstance(leaf, Tensor) else (type(leaf), repr(leaf))
+
+
+def _marked(func: Any, answer: Any, shape: torch.Size) -> Any:
+    """Mark what a function of shapes returns, where it depends on the number of rows."""
+    if isinstance(answer, torch.Size):
+        return torch.Size((Length(answer[0]), *answer[1:])) if answer else answer
+    if func is Tensor.size and answer != shape[0]:
+        return answer
+    return Length(answer)
+
+
+def has_hooks_of_users(module: nn.Module, names: Sequence[str] = HOOKS) -> bool:
+    """Return whether a module or one inside has hooks of these kinds that are not torch's own."""
+    return any(
+        not type(hook).__module__.startswith("torch.")
+        for part in module.modules()
+        for name in names
+        for hook in getattr(part, name).values()
+    )
+
+
+class Compute(NamedTuple):
+    """A call of a module: how it is made with a module, or its twin, on rows.
+
+    Args:
+        module: The module.
+        types: Types of the rows.
+        twin: Returns what makes the call on twins of the module and of other tensors.
+    """
+
+    module: nn.Module
+    types: Sequence[TensorType]
+    twin: Callable[[Twins], Callable[..., Any]]
+
+
+def check_closed(compute: Compute) -> Trial:
+    """Return what a module does on one row, if it is closed.
+
+    Raises:
+        NeedsPython: If it is not, but its inside can be recorded call by call.
+        CannotOpen: If its inside cannot be recorded, either.
+    """
+    decisions = Decisions(set(), set()), Decisions(set(), set())
+    one, again = _try_twice(compute, 0, decisions)
+    for size in STACKS:
+        for mine, stacked in zip((one, again), _try_twice(compute, size, decisions), strict=True):
+            _compare(mine, stacked, size)
+    return one
+
+
+def _try_twice(
+    compute: Compute, size: int, decisions: tuple[Decisions, Decisions]
+) -> tuple[Trial, Trial]:
+    """Run a module twice on one twin, as what it keeps at its first call may change the second."""
+    twins = Twins()
+    twin = twins.module(compute.module)
+    own = {id(part) for part in twin.modules()}
+    untouched = twins.state()
+    first, listing = _try(compute, twins, size, decisions[0])
+    modules = [twin for _, twin in twins.modules()]
+    kept = twins.state()
+    for number, name in changed_between(untouched, kept):
+        leaves = tree_leaves(kept.get((number, name)))
+        depends = any(isinstance(x, Tensor) and listing.is_row(x) for x in leaves)
+        depends |= Length in map(type, leaves) or name in modules[number]._buffers
+        if depends or id(modules[number]) not in own:
+            raise NeedsPython(f"it keeps state in {name!r}")
+    second, _ = _try(compute, twins, size, decisions[1])
+    for _, name in changed_between(kept, twins.state()):
+        raise NeedsPython(f"it keeps state in {name!r}")
+    return first, second
+
+
+def _try(compute: Compute, twins: Twins, size: int, decisions: Decisions) -> tuple[Trial, _Listing]:
+    """Run a module once on a twin; ``size`` is the number of stacked rows, 0 for one row."""
+    rows = []
+    for row_type in compute.types:
+        shape = (size, *row_type.shape) if size else row_type.shape
+        row = torch.empty(shape, dtype=row_type.dtype, device="meta")
+        rows.append(row.requires_grad_(has_gradient(row.dtype)).clone())
+    listing = _Listing(twins, rows, size, decisions)
+    result, draws, below = _run(compute, twins, listing, rows)
+    if draws.noticed:
+        raise NeedsPython("it draws random numbers of Python or NumPy, or seeds a generator")
+    if below.noticed:
+        raise CannotOpen("it computes by scripted or compiled code")
+    if _has_gradient_in_python(result):
+        raise CannotOpen("its gradient is computed in Python")
+    leaves, structure = tree_flatten(result)
+    are_rows = [isinstance(leaf, Tensor) and listing.is_row(leaf) for leaf in leaves]
+    if any(
+        isinstance(leaf, Tensor) and not row for leaf, row in zip(leaves, are_rows, strict=True)
+    ):
+        raise NeedsPython("its result does not depend on its arguments")
+    return Trial(listing.calls, leaves, structure, share_memory(leaves, rows)), listing
+
+
+def _run(
+    compute: Compute, twins: Twins, listing: _Listing, rows: Sequence[Tensor]
+) -> tuple[Any, HostDraws, _Below]:
+    """Run a twin on rows, and list what it does."""
+    layers = [(given, twin) for given, twin in twins.modules() if is_in_table(given)]
+    for given, twin in layers:
+        vars(twin)["forward"] = listing.layer(given, twin)
+    below = _Below(listing)
+    draws = HostDraws()
+    try:
+        with draws, listing, below:
+            result = compute.twin(twins)(*rows)
+    except (NeedsPython, CannotOpen, ChangesUnseen, RecursionError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
+        if below.noticed:
+            raise CannotOpen("it computes by scripted or compiled code") from error
+        where = "on stacked rows" if listing.size else "on a row without content"
+        raise NeedsPython(f"it fails {where}: {error}") from error
+    finally:
+        for _, twin in layers:
+            del vars(twin)["forward"]
+    return result, draws, below
+
+
+def _has_gradient_in_python(result: Any) -> bool:
+    nodes: list[Any] = [leaf.grad_fn for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
+    seen = set[Any]()
+    while nodes:
+        node = nodes.pop()
+        if node is None or node in seen:
+            continue
+        if isinstance(node, torch.autograd.function.BackwardCFunction):
+            return True
+        seen.add(node)
+        nodes += [before for before, _ in node.next_functions]
+    return False
+
+
+def _compare(one: Trial, stacked: Trial, size: int) -> None:
+    """Raise an error unless a module does the same on one row and on stacked rows."""
+    if len(one.calls) != len(stacked.calls):
+        raise NeedsPython("it calls other functions on stacked rows")
+    for mine, other in zip(one.calls, stacked.calls, strict=True):
+        if mine[:3] != other[:3] or mine.aliases != other.aliases:
+            raise NeedsPython("it calls other functions on stacked rows")
+        results = mine.are_rows[len(mine.are_rows) - len(mine.shapes) :]
+        for shape, is_row, stacked_shape in zip(mine.shapes, results, other.shapes, strict=True):
+            if stacked_shape != ((size, *shape) if is_row else shape):
+                raise NeedsPython("its results have other shapes on stacked rows")
+    if one.structure != stacked.structure:
+        raise NeedsPython("its result has another structure on stacked rows")
+    for leaf, other_leaf in zip(one.leaves, stacked.leaves, strict=True):
+        is_tensor = isinstance(leaf, Tensor)
+        same = (size, *leaf.shape) == other_leaf.shape if is_tensor else leaf == other_leaf
+        if not same:
+            raise NeedsPython("its result is another one on stacked rows")

@@ -1,0 +1,193 @@
+"""Twins of modules: copies on which a module can be tried without being changed."""
+
+import copy
+import random
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from threading import RLock
+from types import FrameType, MethodType
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+_LOCK = RLock()
+"""Held while random states may change and are restored afterwards."""
+_INTERNAL = set(vars(nn.Module())) - {"training"}
+
+
+class Twins:
+    """Tensors and modules in place of given ones: each has one twin.
+
+    Args:
+        content: Whether tensors keep their content; else their twins are on the device "meta".
+    """
+
+    def __init__(self, content: bool = False) -> None:
+        self.content = content
+        # With the given one, to keep it, and how often the twin was changed in place at first.
+        self._of_tensors: dict[int, tuple[Tensor, Tensor, int]] = {}
+        self._of_modules: dict[int, tuple[nn.Module, nn.Module]] = {}
+
+    def tensor(self, given: Tensor) -> Tensor:
+        """Return the twin of a tensor."""
+        if given.is_meta:
+            return given
+        if id(given) not in self._of_tensors:
+            twin = given.detach()
+            twin = twin.clone() if self.content else twin.to("meta")
+            if isinstance(given, nn.Parameter):
+                twin = nn.Parameter(twin, given.requires_grad)
+            else:
+                twin.requires_grad_(given.requires_grad)
+            self._of_tensors[id(given)] = given, twin, twin._version
+        return self._of_tensors[id(given)][1]
+
+    def changed(self) -> Tensor | None:
+        """Return a tensor whose twin was changed in place, if there is one."""
+        for given, twin, version in self._of_tensors.values():
+            if twin._version != version:
+                return given
+        return None
+
+    def module(self, given: nn.Module) -> nn.Module:
+        """Return the twin of a module: it has twins of its parts, and copies of its containers.
+
+        That of a compiled module is not compiled.
+        """
+        given = getattr(given, "_orig_mod", given)
+        if id(given) not in self._of_modules:
+            twin = given.__new__(type(given))
+            self._of_modules[id(given)] = given, twin
+            vars(twin).update((name, self._attribute(value)) for name, value in vars(given).items())
+            for name, convert in (
+                ("_parameters", self.tensor),
+                ("_buffers", self.tensor),
+                ("_modules", self.module),
+            ):
+                parts: dict[str, Any] = vars(given)[name]
+                vars(twin)[name] = {
+                    key: part if part is None else convert(part) for key, part in parts.items()
+                }
+        return self._of_modules[id(given)][1]
+
+    def modules(self) -> list[tuple[nn.Module, nn.Module]]:
+        """List all modules and their twins."""
+        return [*self._of_modules.values()]
+
+    def _attribute(self, value: Any) -> Any:
+        """Copy what a call may change in place."""
+        if isinstance(value, Tensor):
+            return self.tensor(value)
+        if isinstance(value, torch.Generator):
+            return value.clone_state()
+        if isinstance(value, random.Random | np.random.Generator):
+            return copy.deepcopy(value)
+        if isinstance(value, partial):
+            return partial(self._attribute(value.func), *value.args, **value.keywords)
+        if isinstance(value, MethodType) and isinstance(value.__self__, nn.Module):
+            return MethodType(value.__func__, self.module(value.__self__))
+        if isinstance(value, nn.Module):  # in a container
+            return self.module(value)
+        if type(value) in (list, set, tuple):
+            return type(value)(map(self._attribute, value))
+        return copy.copy(value) if type(value) is dict else value
+
+    def state(self) -> dict[tuple[int, str], Any]:
+        """Return the attributes, buffers and parameters of all twins; containers are copied."""
+        state: dict[tuple[int, str], Any] = {}
+        for number, (_, twin) in enumerate(self._of_modules.values()):
+            own = {name: value for name, value in vars(twin).items() if name not in _INTERNAL}
+            held = {**own, **twin._buffers, **twin._parameters, **twin._modules}
+            for name, value in held.items():
+                state[number, name] = _snapshot(value)
+        return state
+
+
+def _snapshot(value: Any) -> Any:
+    if isinstance(value, random.Random):
+        return value.getstate()
+    if isinstance(value, np.random.Generator):
+        return repr(value.bit_generator.state)
+    if isinstance(value, torch.Generator):
+        return value.get_state().tolist()
+    return copy.copy(value) if type(value) in (list, dict, set) else value
+
+
+def changed_between(
+    before: dict[tuple[int, str], Any], after: dict[tuple[int, str], Any]
+) -> list[tuple[int, str]]:
+    """Return the keys of what differs between two states: other tensors, or unequal values."""
+    return [key for key in {**before, **after} if not _is_same(before.get(key), after.get(key))]
+
+
+def _is_same(a: Any, b: Any) -> bool:
+    if a is b:
+        return True
+    if type(a) is not type(b):
+        return False
+    if any(isinstance(leaf, Tensor) for leaf in tree_leaves((a, b))):
+        ours, theirs = tree_leaves(a), tree_leaves(b)
+        return len(ours) == len(theirs) and all(map(_is_leaf_same, ours, theirs))
+    return bool(a == b)
+
+
+def _is_leaf_same(a: Any, b: Any) -> bool:
+    return a is b or not (isinstance(a, Tensor) or isinstance(b, Tensor)) and bool(a == b)
+
+
+@contextmanager
+def undisturbed(device: torch.device) -> Iterator[None]:
+    """Restore the random state of torch, Python and NumPy afterwards, and silence warnings.
+
+    Inference mode is left meanwhile, as it does not count changes of tensors.
+    """
+    devices = [device] if device.type == "cuda" else []
+    is_grad_enabled = torch.is_grad_enabled()  # off in inference mode
+    with _LOCK, torch.random.fork_rng(devices), torch.inference_mode(False):
+        torch.set_grad_enabled(is_grad_enabled)  # until inference mode is restored
+        state_of_python = random.getstate()
+        state_of_numpy = np.random.get_state()  # noqa: NPY002 - the user's
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                yield
+        finally:
+            random.setstate(state_of_python)
+            np.random.set_state(state_of_numpy)  # noqa: NPY002
+
+
+class HostDraws:
+    """Notices draws from generators of Python or NumPy, and seeds of torch's, while it is entered.
+
+    Not noticed are NumPy generators that are neither global nor an attribute of a module.
+    """
+
+    def __init__(self) -> None:
+        self.noticed = False
+        self._outer = sys.getprofile()
+        self._before: Any = np.random.get_state()  # noqa: NPY002 - the user's
+
+    def __enter__(self) -> "HostDraws":
+        sys.setprofile(self._watch)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        # A profiler in C, such as cProfile's, is an object that switches itself on.
+        getattr(self._outer, "enable", lambda: sys.setprofile(self._outer))()
+        before = self._before
+        after: Any = np.random.get_state()  # noqa: NPY002
+        self.noticed |= before[2:] != after[2:] or not np.array_equal(before[1], after[1])
+
+    def _watch(self, frame: FrameType, event: str, called: Callable[..., Any]) -> None:
+        owner = getattr(called, "__self__", None)
+        if event == "c_call" and isinstance(owner, random.Random):
+            # beartype draws the item of a list that it checks.
+            self.noticed |= "beartype" not in frame.f_code.co_filename
+        elif event == "c_call" and isinstance(owner, torch.Generator):
+            self.noticed |= called.__name__ in ("manual_seed", "seed", "set_state")
