@@ -1,6 +1,5 @@
 """Every entry of the table of torch functions against a loop over rows: values and gradients."""
 
-import math
 import random
 from typing import Any
 
@@ -44,14 +43,14 @@ def shuffled(cases: list[Case], name: str) -> list[Case]:
 @pytest.mark.parametrize("name", NAMES)
 def test_entry_equals_single_rows(name: str) -> None:
     for function in functions(name):
-        check_all(function, shuffled(CASES[name], name), torch.float64, enough=12)
+        check_all(function, shuffled(CASES[name], name), torch.float64, enough=6)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("name", NAMES)
 def test_entry_equals_single_rows_for_all_dtypes(name: str, dtype: torch.dtype) -> None:
-    enough = math.inf if dtype == torch.float64 else 30
+    enough = 60 if dtype == torch.float64 else 6
     for function in functions(name):
         check_all(function, shuffled(CASES[name], f"{name} {dtype}"), dtype, enough)
 
@@ -66,14 +65,14 @@ MIXED_CASES = every_case(MIXED)
 @pytest.mark.parametrize("name", sorted(MIXED_CASES))
 def test_promotion_of_dtypes(name: str) -> None:
     for function in functions(name):
-        check_all(function, shuffled(MIXED_CASES[name], name), torch.float64, enough=40)
+        check_all(function, shuffled(MIXED_CASES[name], name), torch.float64, enough=10)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", sorted(MIXED_CASES))
 def test_promotion_of_all_dtypes(name: str) -> None:
     for function in functions(name):
-        check_all(function, MIXED_CASES[name], torch.float64, enough=math.inf)
+        check_all(function, shuffled(MIXED_CASES[name], name), torch.float64, enough=200)
 
 
 X, Y, MATRIX, SCALAR = row(4), row(4), row(3, 4), row()
