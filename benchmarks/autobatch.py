@@ -29,7 +29,7 @@ from torch.utils._pytree import tree_map_only
 from torch.utils.data import DataLoader
 
 from benchmarks import bench, peers
-from benchmarks.dynamic_models import DYNAMIC, decisions, losses
+from benchmarks.dynamic_models import DYNAMIC, SEVEN, decisions, losses
 from benchmarks.peers import AUTOBATCH, DYNET, EVERY_LEAF, PeerTree
 from benchmarks.products import BareProducts, classifier_products, work
 from benchmarks.trees import CLASSES, schedule_of, sentiment_trees
@@ -69,6 +69,9 @@ def add_options(parser: bench.Options) -> None:
     parser.count("--calls", 20_000, "recorded to time a single call (default: 20000)")
     parser.counts("--examples", [4, 8, 64, 256], "of the models with control flow of their own")
     parser.count("--channels", 64, "of these (default: 64)")
+    parser.count(
+        "--loop-below", None, "examples run in the plain loop (default: as shipped)", least=0
+    )
     parser.add_argument("--profile", action="store_true", help="show where the time goes")
     parser.set_defaults(threads=1)
     parser.common(seed=0, budget=15.0, repeats=3)
@@ -548,19 +551,28 @@ def _run_split(rival: Rival, lap: bench.Stopwatch) -> None:
     lap.seconds |= parts
 
 
-def _dynamic_rivals(model: AutoBatch, examples: list[Any]) -> dict[str, Rival]:
-    def rival(batch: bool) -> Rival:
-        compute = partial(model, examples, batch=batch)
-        return Rival(lambda: losses(compute()), compute, [*model.parameters()])
+def _dynamic_rivals(
+    plain: nn.Module, examples: list[Any], loop_below: int | None
+) -> dict[str, Rival]:
+    """Return the plain loop, the model as users call it, and with a cache."""
+    models = {
+        EAGER: autobatch(plain),
+        AUTOBATCH: autobatch(plain, loop_below=loop_below),
+        CACHED: autobatch(plain, cache=True),
+    }
 
-    return {EAGER: rival(False), AUTOBATCH: rival(True)}
+    def rival(name: str) -> Rival:
+        compute = partial(models[name], examples, batch=name != EAGER)
+        return Rival(lambda: losses(compute()), compute, [*plain.parameters()])
+
+    return {name: rival(name) for name in models}
 
 
 def run_dynamic(name: str, options: Namespace, device: torch.device) -> Iterator[bench.Record]:
     """Compare a model with control flow of its own with the plain loop over the examples."""
     dynamic, units = DYNAMIC[name], options.channels
-    model = autobatch(dynamic.build(units, options.seed).to(device))
-    exact = autobatch(copy.deepcopy(model.plain).double())
+    plain = dynamic.build(units, options.seed).to(device)
+    exact = copy.deepcopy(plain).double()
 
     def cast(dtype: torch.dtype, examples: Any) -> Any:
         return tree_map_only(
@@ -569,13 +581,15 @@ def run_dynamic(name: str, options: Namespace, device: torch.device) -> Iterator
 
     for size in options.examples:
         drawn = dynamic.examples(size, units, options.seed)
-        exactly = _dynamic_rivals(exact, cast(torch.float64, drawn))
+        exactly = _dynamic_rivals(exact, cast(torch.float64, drawn), loop_below=0)
         _compare(exactly, 1e-9)
-        wanted, found = (decisions(rival.infer()) for rival in exactly.values())
-        if wanted != found:
-            raise mismatch(RuntimeError, f"{name}: {AUTOBATCH} decides differently", wanted, found)
+        expected, *others = (decisions(rival.infer()) for rival in exactly.values())
+        for decided in others:
+            if decided != expected:
+                what = f"{name}: {AUTOBATCH} decides differently"
+                raise mismatch(RuntimeError, what, expected, decided)
         examples = cast(torch.float32, drawn)
-        facts = model.explain(examples)
+        facts = autobatch(plain).explain(examples)
         common = _common(name, f"{name}, {units} units", size) | {
             "units": units,
             "calls": facts.calls,
@@ -583,9 +597,13 @@ def run_dynamic(name: str, options: Namespace, device: torch.device) -> Iterator
             "steps": facts.steps,
             "flushes": facts.flushes,
         }
-        rivals = _dynamic_rivals(model, examples)
+        rivals = _dynamic_rivals(plain, examples, options.loop_below)
         split = partial(_run_split, rivals[AUTOBATCH])
-        contenders: bench.Contenders = {EAGER: rivals[EAGER].run, AUTOBATCH: split}
+        contenders: bench.Contenders = {
+            EAGER: rivals[EAGER].run,
+            AUTOBATCH: split,
+            CACHED: rivals[CACHED].run,
+        }
         yield from _race(contenders, common, options, device, DYNAMIC_PHASES)
 
 
@@ -641,6 +659,7 @@ def _report_dynamic(records: Sequence[bench.Record]) -> Iterator[str]:
         speeds[f"{phase}, loop ms"] = bench.cell("loop", phase, form=".1f", times=1e3)
         speeds |= bench.phase_cells([phase], "ms", "median_seconds", ".1f", 1e3)
         speeds[f"{phase} x"] = lambda row, phase=phase: _faster(row.get(phase))
+        speeds[f"cached x, {phase}"] = lambda row, phase=phase: _faster(row["cached"].get(phase))
     counts = ("calls", "operations", "steps", "flushes")
     parts: bench.Columns = {"model": "model", **{name: name for name in counts}}
     for phase in ("train record", "train plan", "train run", "backward"):
@@ -652,32 +671,37 @@ def _report_dynamic(records: Sequence[bench.Record]) -> Iterator[str]:
             {
                 **bench.by_phase([r for r in each if r["mode"] == AUTOBATCH]),
                 "loop": {r["phase"]: r["median_seconds"] for r in each if r["mode"] == EAGER},
+                "cached": bench.by_phase([r for r in each if r["mode"] == CACHED]),
             }
             for each in bench.grouped(mine, "model").values()
         ]
-        means = (
-            f"{phase} x {statistics.geometric_mean(1 / row[phase]['ratio'] for row in rows):.2f}"
-            for phase in ("inference", "train")
-        )
-        yield "\n".join(
-            [
-                bench.table(title.format_map(mine[0]), rows, speeds),
-                f"geometric mean of {len(rows)}: {', '.join(means)}",
-            ]
-        )
+        parted = [row for row in rows if row["model"] in SEVEN]
+        lines = [bench.table(title.format_map(mine[0]), rows, speeds)]
+        if parted:
+            lines.append(f"geometric mean of {len(parted)}: {', '.join(_means(parted))}")
+        yield "\n".join(lines)
         yield bench.table(f"{size} examples: training in %, inference in us", rows, parts)
     if records:
         yield "operations: steps, if none were fused"
 
 
+def _means(rows: Sequence[Any]) -> Iterator[str]:
+    for name, part in (("", lambda row: row), ("cached, ", lambda row: row["cached"])):
+        for phase in ("inference", "train"):
+            mean = statistics.geometric_mean(1 / part(row)[phase]["ratio"] for row in rows)
+            yield f"{name}{phase} x {mean:.2f}"
+
+
 def _share(phase: str, row: Any) -> str:
-    """Show the share of a part in training."""
+    """Show the share of a part in training; there are no parts where the plain loop runs."""
+    if row[phase]["median_seconds"] is None:
+        return "-"
     return format(100 * row[phase]["median_seconds"] / row["train"]["median_seconds"], ".0f")
 
 
 def _per(phase: str, unit: str, row: Any) -> str:
     """Show the microseconds of a phase per call, step or flush."""
-    if phase not in row:
+    if phase not in row or row[phase]["median_seconds"] is None:
         return "-"
     return format(1e6 * row[phase]["median_seconds"] / row[unit], ".2f")
 

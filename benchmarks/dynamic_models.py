@@ -1,4 +1,4 @@
-"""Seven models of the literature, whose control flow depends on the example or on its values.
+"""Models of the literature, whose control flow depends on the example or on its values.
 
 Each is written as for one example, with Python's own control flow. What a model decides is
 returned as text, beside its result.
@@ -326,6 +326,11 @@ def decisions(results: Any) -> list[str]:
     return results[-1] if isinstance(results, tuple) else []
 
 
+SEVEN = (
+    "own-spinn", "beam-search", "grown-tree", "adaptive-time", "module-network", "pointers",
+    "subtree-attention",
+)  # fmt: skip
+"""Those of trees and sequences of vectors; the others read whole sentences, or numbers."""
 DYNAMIC = {
     "own-spinn": Dynamic(Spinn, lambda rng, units: _words(rng, 6, 25), "move"),
     "beam-search": Dynamic(BeamSearch, lambda rng, units: _words(rng, 4, 16), "score"),
