@@ -279,6 +279,7 @@ BINARY = (
     "add sub subtract mul multiply div divide true_divide fmod remainder rsub maximum minimum fmax "
     "fmin atan2 arctan2 hypot logaddexp logaddexp2 copysign ldexp xlogy heaviside nextafter "
     "lt le gt ge eq ne less less_equal greater greater_equal not_equal isclose clamp_min clamp_max "
+    "__lt__ __le__ __gt__ __ge__ __eq__ __ne__ "
     "floor_divide __radd__ __rsub__ __rmul__ __rtruediv__ __rmod__ __add__ __sub__ __mul__ "
     "__truediv__ __div__ __mod__ __floordiv__ __rfloordiv__"
 )

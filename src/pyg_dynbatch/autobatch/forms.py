@@ -35,15 +35,6 @@ Form = Callable[..., Any]
 _WRONG_UNDER_VMAP = frozenset(named("select_scatter renorm embedding embedding_bag"))
 
 
-# They return their argument itself where there is nothing to do, and code goes on with the result.
-_NO_VIEWS = frozenset(
-    named(
-        "contiguous to type type_as float double half bfloat16 long int bool cpu cuda dropout "
-        "alpha_dropout"
-    )
-)
-
-
 class Examined(NamedTuple):
     """How a call is run on many rows at once.
 
@@ -107,6 +98,7 @@ def examine_function(
     with undisturbed(device):
         sample = _sample(call, types, device, name, where)
         leaves, structure = _described(sample.result, device, name, where)
+        fixed = _without_derivative(call, types)
         batched = call.batched()
         if batched is not None:
             way, form = _known(call, batched)
@@ -114,8 +106,9 @@ def examine_function(
             way, form = "vmap", _mapped(call, sample.result)
         else:
             way, form = "one by one", _one_by_one(call)
-    is_view = sample.is_view and call.target not in _NO_VIEWS
-    return Examined(form, way, leaves, structure, is_view)
+    if fixed:
+        form = _detaching(form, fixed)
+    return Examined(form, way, leaves, structure, sample.is_view)
 
 
 def examine_module(
@@ -133,7 +126,7 @@ def examine_module(
     with undisturbed(device):
         if (batched := call.batched()) is not None:
             way, form = _known(call, batched)
-            sample = _sample(call, types, device, name, where)._replace(is_view=False)
+            sample = _sample(call, types, device, name, where)
         else:
             try:
                 way, form, sample = _examine_user_module(call, module, types, device)
@@ -215,6 +208,39 @@ def _sample(
         hint = "keep no state between calls"
         raise mismatch(RuntimeError, what, "equal results each time", where=where, hint=hint)
     return sample
+
+
+def _without_derivative(call: RowCall, types: Sequence[TensorType]) -> list[int]:
+    """Return which rows a function refuses if they require gradients.
+
+    Rows that need none, such as the weights of a loss, lie beside rows that do.
+    """
+    rows = [_without_content(each) for each in types]
+    if not torch.is_grad_enabled() or not _refuses_gradients(call, rows):
+        return []
+    refused = list[int]()
+    for number in range(len(rows)):
+        alone = [row if n == number else row.detach() for n, row in enumerate(rows)]
+        if _refuses_gradients(call, alone):
+            refused.append(number)
+    return refused
+
+
+def _refuses_gradients(call: RowCall, rows: Sequence[Tensor]) -> bool:
+    try:
+        call.twin(Twins())(*rows)
+    except RuntimeError as error:
+        return "is not differentiable with respect to argument" in str(error)
+    except (NotImplementedError, TypeError):  # it needs content
+        return False
+    return False
+
+
+def _detaching(form: Form, numbers: Sequence[int]) -> Form:
+    def detached(*rows: Tensor) -> Any:
+        return form(*(row.detach() if n in numbers else row for n, row in enumerate(rows)))
+
+    return detached
 
 
 def _shapes(result: Any) -> list[Any]:

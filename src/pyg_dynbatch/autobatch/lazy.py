@@ -243,14 +243,28 @@ def _count_references() -> None:
 _count_references()
 
 
+def _like(value: Any, result: Any, name: str) -> Any:
+    """Give a result the dtype that a value would keep if it were changed in place."""
+    same_kind = torch.can_cast(result.dtype, value.dtype)
+    if result.shape != value.shape or not same_kind:
+        what = f"autobatch: {name} gives a value of another shape or kind"
+        expected = f"{value.dtype} {list(value.shape)}"
+        got = f"{result.dtype} {list(result.shape)}"
+        hint = "a new name, x = x + y"
+        raise mismatch(RuntimeError, what, expected, got, where=ACTIVE.where(), hint=hint)
+    return result if result.dtype == value.dtype else result.to(value.dtype)
+
+
 def _rebinding(operator: str, symbol: str) -> Callable[..., Any]:
     """Return what ``x += y`` does: ``x = x + y``, which is the same if nothing else refers to x."""
 
     def method(self: Lazy, other: Any) -> Any:
-        is_shared = sys.getrefcount(self) > _References.count
-        if is_shared or self._session.is_view(self._number):
+        session = self._session
+        is_shared = sys.getrefcount(self) > _References.count or session.is_shared(self._number)
+        # Under no_grad the value would keep its gradient, which a new one does not.
+        if is_shared or (session.grad and not torch.is_grad_enabled()):
             raise _in_place(self, f"{symbol}=")
-        return getattr(self, operator)(other)
+        return _like(self, getattr(self, operator)(other), f"{symbol}=")
 
     return method
 

@@ -21,7 +21,10 @@ from pyg_dynbatch.autobatch.operations_table import (
     repeated,
 )
 
-_COMPARISONS = "lt le gt ge eq ne less less_equal greater greater_equal not_equal isclose"
+_COMPARISONS = (
+    "lt le gt ge eq ne less less_equal greater greater_equal not_equal isclose "
+    "__lt__ __le__ __gt__ __ge__ __eq__ __ne__"
+)
 _ARITHMETIC = (
     "add sub subtract mul multiply div divide true_divide pow float_power fmod remainder rsub "
     "maximum minimum fmax fmin atan2 arctan2 hypot logaddexp logaddexp2 copysign ldexp xlogy "

@@ -139,8 +139,8 @@ class Recorder:
         """Return for each value how many objects may stand for it, in C at most 255."""
         return b"\1" * (self.base + len(self._code))
 
-    def is_view(self, number: int) -> bool:
-        """Return whether a value may share memory with another one."""
+    def is_shared(self, number: int) -> bool:
+        """Return whether a value may share memory with one that the model can still use."""
         return bool(self._is_view[number])
 
     def needs_grad(self, number: int) -> bool:

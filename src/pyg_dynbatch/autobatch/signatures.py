@@ -186,6 +186,10 @@ class Table:
         target = key[0]
         if not isinstance(target, nn.Module) and target not in NUMERIC:
             return False
+        # Torch computes in more digits with a number than with a tensor of half precision.
+        dtypes = {self.samples[part].dtype for part in key if type(part) is int}
+        if not dtypes.isdisjoint((torch.float16, torch.bfloat16)):
+            return False
         if key[1:] and isinstance(key[-2], str):
             return False  # by name
         numbers = tuple(part for part in key if _is_number(part))

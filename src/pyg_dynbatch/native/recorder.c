@@ -196,7 +196,7 @@ PyObject *append_record(struct recorder *r, int64_t number, const int32_t *reads
         if (r->flags[reads[each]] & NEEDS_GRAD)
             needs_grad = 1;
     for (int64_t each = 0; site.is_view && each < num_reads; each++)
-        r->flags[reads[each]] |= IS_VIEW;
+        r->flags[reads[each]] |= HAS_VIEWS;
     int32_t *const code = r->code + r->size;
     code[0] = site.number;
     r->place[r->size] = (int32_t)instruction;
@@ -206,6 +206,7 @@ PyObject *append_record(struct recorder *r, int64_t number, const int32_t *reads
         code[each] = -1;
     const int flags = (needs_grad > 0 && r->grad ? NEEDS_GRAD : 0) | (site.is_view ? IS_VIEW : 0);
     memset(r->flags + first, flags, size);
+    r->flags[first] |= IS_FIRST;
     r->size += size;
     return results_of(r, &site, first);
 }
@@ -352,10 +353,31 @@ static uint8_t *flags_of(PyObject *self, PyObject *number)
     return NULL;
 }
 
-static PyObject *is_view(PyObject *self, PyObject *number)
+/* Whether a value may share memory with one that the model can still use: with one that it was made
+   of, or that this was made of. */
+static int shares_memory(const struct recorder *r, int64_t number)
 {
+    const uint8_t flags = r->flags[number];
+    if (!(flags & IS_VIEW))
+        return 0;
+    const struct lookup *const l = (struct lookup *)r->lookup;
+    if (!(flags & IS_FIRST) || number < r->base)
+        return 1;
+    const int32_t *const code = r->code + (number - r->base);
+    const struct site *const site = l->sites + code[0];
+    for (int32_t each = 1; each <= site->reads; each++)
+        if (r->alive[code[each]] || shares_memory(r, code[each]))
+            return 1;
+    return site->results != 1;
+}
+
+static PyObject *is_shared(PyObject *self, PyObject *number)
+{
+    const struct recorder *const r = (struct recorder *)self;
     const uint8_t *const flags = flags_of(self, number);
-    return flags ? PyBool_FromLong(*flags & IS_VIEW) : NULL;
+    if (!flags)
+        return NULL;
+    return PyBool_FromLong((*flags & HAS_VIEWS) || shares_memory(r, flags - r->flags));
 }
 
 static PyObject *needs_grad(PyObject *self, PyObject *number)
@@ -452,7 +474,7 @@ static PyMethodDef methods_of_recorder[] = {
     {"places", places, METH_VARARGS, "Where in the user's code each of these was made."},
     {"clear", clear, METH_NOARGS, "Begin a flush."},
     {"alive", alive, METH_NOARGS, "Whether there are objects that stand for each value."},
-    {"is_view", is_view, METH_O, "Whether a value may share memory with another one."},
+    {"is_shared", is_shared, METH_O, "Whether a value may share memory with one in use."},
     {"needs_grad", needs_grad, METH_O, "Whether gradients flow back from a value."},
     {"set_needs_grad", set_needs_grad, METH_O, "Let gradients flow back from a value."},
     {NULL, NULL, 0, NULL},

@@ -57,7 +57,9 @@ struct value {
     int32_t number, kind;
 };
 
-enum { NEEDS_GRAD = 1, IS_VIEW = 2 };
+/* HAS_VIEWS: others may share its memory; IS_VIEW: it may share that of what it was made of;
+   IS_FIRST: its record begins at its number. */
+enum { NEEDS_GRAD = 1, IS_VIEW = 2, HAS_VIEWS = 4, IS_FIRST = 8 };
 
 struct recorder {
     PyObject_HEAD
@@ -70,8 +72,7 @@ struct recorder {
     PyObject *met;            /* by address: the number of a parameter, and if it needs gradients */
     int32_t *code, *place;    /* since the last flush; where records begin: the line of the user */
     int64_t size, room, base; /* of `code`, and how many integers were before */
-    uint8_t *flags,
-        *alive; /* of each value: NEEDS_GRAD and IS_VIEW, and how many objects stand for it */
+    uint8_t *flags, *alive;   /* of each value: see above, and how many objects stand for it */
     int64_t flags_room;
     char grad, autocast;
 };
