@@ -203,6 +203,7 @@ class Kept(CacheEntry):
         constants: Stacked constants.
         form: Structure of its result.
         numbers: Value of each leaf of the result; 0 for those that are no tensors.
+        trained: Values of the result, and of what is emitted, from which gradients flow back.
         plain: Each leaf that is no tensor; ``None`` for the others.
         emitted: What it emits: name, row type and value.
     """
@@ -214,6 +215,7 @@ class Kept(CacheEntry):
     constants: Sequence[Tensor] = ()
     form: ResultForm = ResultForm(None, ())
     numbers: np.ndarray = None  # type: ignore[assignment]
+    trained: Sequence[int] = ()
     plain: Sequence[Any] = ()
     emitted: Sequence[tuple[str, int, int]] = ()
 

@@ -106,6 +106,7 @@ def _frozen(
         code[rows.places] = 0
     kinds = tuple(leaf._kind if type(leaf) is Lazy else -1 for leaf in leaves)
     numbers = [leaf._number - first if type(leaf) is Lazy else 0 for leaf in leaves]
+    values = [leaf for leaf in (*leaves, *(v for _, v in emitted)) if type(leaf) is Lazy]
     room = sum(tensor.nbytes for tensor in sources.constants) // code.itemsize
     return Kept(
         size=origins.example.size
@@ -121,6 +122,7 @@ def _frozen(
         constants=sources.constants,
         form=session.table.cache.form(structure, kinds),
         numbers=np.array(numbers, dtype=np.int64),
+        trained=[v._number - first for v in values if session.needs_grad(v._number)],
         plain=[None if type(leaf) is Lazy else leaf for leaf in leaves],
         emitted=[(name, value._kind, value._number - first) for name, value in emitted],
     )
@@ -182,8 +184,11 @@ def replay(session: Session, replays: Sequence[Replay], examples: Sequence[int])
     _append_rows(session, replays, code, begins.tolist())
     places = np.zeros_like(code)
     places[begins_of(sites, code)] = np.concatenate([each.kept.places for each in replays])
-    session.extend(code, places)  # nothing asks whether results need gradients
+    session.extend(code, places)
     begins += first
+    for each, begin in zip(replays, begins.tolist(), strict=True):
+        for value in each.kept.trained:
+            session.set_needs_grad(begin + value)
     session.turns += zip(begins.tolist(), examples, strict=True)
     session.replayed += len(replays)
     return begins

@@ -751,7 +751,11 @@ class Session(Recorder):
         """Return rows of computed values, with their gradients: one tensor per group."""
         with torch.set_grad_enabled(self.grad):
             found = self.run.read([(kind, self._index(numbers)) for kind, numbers in groups])
-        return [rows[0] for rows in found]
+        # Rows of one type lie together, those that need no gradients beside others.
+        return [
+            rows if any(map(self.needs_grad, numbers)) else rows.detach()
+            for (rows, *_), (_, numbers) in zip(found, groups, strict=True)
+        ]
 
     def close(self) -> None:
         """Drop values and rows, which refer to this session in a cycle."""
