@@ -190,6 +190,15 @@ REFUSED: dict[str, tuple[str, bool, Forward]] = {
 }  # fmt: skip
 
 
+def test_hooks_of_the_model_itself_that_come_later_are_seen() -> None:
+    plain = Model(lambda m, x: m.part(x))
+    model, examples = autobatch(plain, cache=True), [torch.ones(3), torch.zeros(3)]
+    before = model(examples)
+    plain.register_forward_hook(lambda part, given, y: y * 2)
+    for _ in range(2):
+        torch.testing.assert_close(model(examples), before * 2)
+
+
 @pytest.mark.parametrize("name", REFUSED)
 def test_why_examples_are_recorded_each_time(name: str) -> None:
     words, has_line, function = REFUSED[name]

@@ -421,3 +421,44 @@ def test_batches_mean_the_same_in_spawned_workers(cache: bool) -> None:
     torch.testing.assert_close(model(batch), model(trees()))
     with pytest.raises(ValueError, match="the training mode"):
         model(other)
+
+
+class Film(nn.Module):
+    """Computes as its attributes say, which others may change."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dim, self.mixes = -1, False
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = x - x.mean() if self.mixes else x * 2
+        return y.softmax(self.dim)
+
+
+@pytest.mark.parametrize("cache", [True, False])
+@pytest.mark.parametrize("name, value", [("dim", 0), ("mixes", True), ("new", nn.Tanh())])
+def test_attributes_that_change_between_calls(name: str, value: Any, cache: bool) -> None:
+    def forward(m: Any, x: Any) -> Any:
+        return m.scale(m.part(x))
+
+    plain = Stateful(forward).double()
+    plain.scale = Film()  # type: ignore[assignment]
+    model = autobatch(plain, cache=cache)
+    for _ in range(2):
+        torch.testing.assert_close(model(ROWS), model(ROWS, batch=False))
+        setattr(plain.scale, name, value)
+
+
+def test_attributes_that_change_inside_before_the_calls_are_refused() -> None:
+    def forward(m: Any, x: Any) -> Any:
+        m.scale.mixes = m.mixes
+        return m.scale(m.part(x))
+
+    plain = Stateful(forward).double()
+    plain.scale = Film()  # type: ignore[assignment]
+    plain.mixes = False
+    model = autobatch(plain)
+    torch.testing.assert_close(model(ROWS), model(ROWS, batch=False))
+    plain.mixes = True
+    with pytest.raises(RuntimeError, match="changes an attribute of 'scale' before its calls"):
+        model(ROWS)

@@ -37,6 +37,7 @@ from pyg_dynbatch.autobatch.session import Session, is_library
 from pyg_dynbatch.autobatch.signatures import NOTE, Table, failed
 from pyg_dynbatch.autobatch.state import holds_values
 from pyg_dynbatch.core.errors import Mismatch, checked_count, describe_value, mismatch
+from pyg_dynbatch.core.operation import HOOKS
 from pyg_dynbatch.core.policy import Policy, checked_policy
 
 # A model that makes new signatures all the time, such as x * y.item(), starts again from here on.
@@ -216,7 +217,7 @@ class AutoBatch(nn.Module):
     def _begin(self) -> Session:
         tensors = dict((*self.named_parameters(), *self.named_buffers()))
         mode = (
-            tuple(map(_code_of, self.modules())),
+            tuple(map(_code_of, self.plain.modules())),
             tuple(
                 (n, t.dtype, None if is_lazy(t) else t.shape, t.requires_grad)
                 for n, t in tensors.items()
@@ -227,7 +228,7 @@ class AutoBatch(nn.Module):
         )  # fmt: skip
         tables: Any = vars(self._local)
         table = tables.get(mode)
-        if table is None or len(table.sites) > _MOST_SITES:
+        if table is None or len(table.sites) > _MOST_SITES or not table.state.is_as_judged():
             if len(tables) > _MOST_MODES:
                 tables.clear()
             table = tables[mode] = Table(self.plain)
@@ -288,7 +289,8 @@ def _code_of(part: nn.Module) -> tuple[Any, ...]:
         what, hint = "autobatch: a scripted module is part of the model", "the module itself"
         raise mismatch(TypeError, what, "modules in Python", part.original_name, hint=hint)
     forward = vars(part).get("forward") or type(part).forward
-    return id(part), part.training, forward, *part._forward_hooks, *part._forward_pre_hooks
+    hooks = (name for kind in HOOKS for name in getattr(part, kind))
+    return id(part), part.training, forward, *hooks
 
 
 def autobatch(

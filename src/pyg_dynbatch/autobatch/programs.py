@@ -472,7 +472,8 @@ def merge(parts: Sequence[Tensor], pieces: Sequence[Sequence[Tensor]]) -> Sequen
 def own_form(form: Callable[..., Any], types: Sequence[TensorType]) -> Examined:
     """Describe a form that returns a tensor of a type, or a tuple of tensors of several."""
     structure = _LEAF if len(types) == 1 else tree_flatten(tuple(types))[1]
-    return Examined(form, "rows", [*types], structure)
+    # A loop of no iterations returns its state, and a stack what was pushed.
+    return Examined(form, "rows", [*types], structure, is_view=True)
 
 
 @dataclass(frozen=True)

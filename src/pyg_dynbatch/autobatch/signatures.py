@@ -279,6 +279,8 @@ class Table:
         kinds = tuple(self.outside_of(row_type).kinds[0] for row_type in outputs)
         gradient = self._gradient(spec, module)
         called = () if module is None else self.state.inside(spec.target)
+        for part in called:
+            part.judge()
         site = Site(
             len(self.sites), kinds, spec, signature, where, examined, build, gradient,
             examined.is_view, called,

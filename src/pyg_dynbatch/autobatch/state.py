@@ -78,6 +78,26 @@ class Part:
         self.path, self.module = path, module
         self.snapshot = Snapshot()  # of the same; faster
         self._facts: dict[str, Any] = {}
+        self._judged: Snapshot | None = None  # of its attributes, once it has been judged
+        self._attributes: dict[str, Any] = {}
+
+    def judge(self) -> None:
+        """Take the attributes that decide what the module calls."""
+        self._judged = Snapshot()
+        self._judged.take((vars(self.module),), (), ())
+        self._attributes = vars(self.module).copy()
+
+    def is_as_judged(self) -> bool:
+        """Return whether no attribute has another value than when the module was judged."""
+        if self._judged is None or self._judged.same():
+            return True
+        before, now = self._attributes, vars(self.module)
+        for name in {**before, **now}.keys() - _INTERNAL:
+            are_tensors = isinstance(before.get(name), Tensor) and isinstance(now.get(name), Tensor)
+            if not are_tensors and not _is_same(before, now, name):
+                return False
+        self.judge()  # with equal objects
+        return True
 
     def take(self) -> None:
         """Take the module as it is."""
@@ -273,8 +293,19 @@ class State:
         for part in parts:
             if part in self._called and not part.is_same():
                 raise part.error(where())
+            if not part.is_as_judged():
+                what = (
+                    f"autobatch: the model changes an attribute of {part.path!r} before its calls"
+                )
+                expected = "the attributes with which its calls were met first"
+                hint = "pass what differs as an argument, or change it outside of the model"
+                raise mismatch(RuntimeError, what, expected, where=where(), hint=hint)
             self._called.add(part)
             part.take()
+
+    def is_as_judged(self) -> bool:
+        """Return whether modules would be judged as before."""
+        return all(part.is_as_judged() for part in self.parts.values())
 
     def use(self, name: str, tensor: Tensor) -> None:
         """Note a parameter or buffer among the arguments of a recorded call."""
