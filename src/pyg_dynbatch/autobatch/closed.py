@@ -36,10 +36,13 @@ READS = frozenset(
 """Functions that read the values of a tensor."""
 
 _FACTS = {getattr(Tensor, name).__get__ for name in ("requires_grad", "is_leaf", "grad_fn")}
-_PLACES = {Tensor.device.__get__, Tensor.is_cuda.__get__, Tensor.is_cpu.__get__}  # type: ignore[attr-defined]
+_PLACES: dict[Any, Callable[[torch.device], Any]] = {
+    Tensor.device.__get__: lambda device: device,
+    Tensor.is_cuda.__get__: lambda device: device.type == "cuda",  # type: ignore[attr-defined]
+    Tensor.is_cpu.__get__: lambda device: device.type == "cpu",  # type: ignore[attr-defined]
+}
 _LENGTHS = {Tensor.__len__, Tensor.size, Tensor.numel, Tensor.nelement, Tensor.shape.__get__}  # type: ignore[attr-defined]
 _LIKE = frozenset(named("to type_as"))
-_RANDOM_FACTORIES = frozenset(named("rand randn randint randperm normal bernoulli multinomial"))
 
 
 class CannotOpen(Exception):
@@ -57,11 +60,14 @@ class Length(int):
         raise NeedsPython("it computes with the number of rows")
 
 
-_COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge", "bool")
-_ARITHMETIC = ("add", "sub", "mul", "floordiv", "truediv", "mod", "pow")
-for _name in (*_COMPARISONS, "neg", *_ARITHMETIC, *(f"r{each}" for each in _ARITHMETIC)):
+_COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge", "bool", "hash", "str", "repr", "format")
+_UNARY = ("neg", "pos", "abs", "invert", "round", "float", "int")
+_BINARY = (
+    *("add", "sub", "mul", "floordiv", "truediv", "mod", "divmod", "pow"),
+    *("and", "or", "xor", "lshift", "rshift"),
+)
+for _name in (*_COMPARISONS, *_UNARY, *_BINARY, *(f"r{each}" for each in _BINARY)):
     setattr(Length, f"__{_name}__", Length._refuse)
-Length.__hash__ = int.__hash__  # type: ignore[method-assign]
 
 
 class Decisions(NamedTuple):
@@ -98,12 +104,16 @@ class _Listing(TorchFunctionMode):
         rows: What the module is called on.
         size: The number of stacked rows; 0 for one row.
         decisions: Made on one row; stacked rows follow them.
+        device: Where the rows will be.
     """
 
     def __init__(
-        self, twins: Twins, rows: Sequence[Tensor], size: int, decisions: "Decisions"
-    ) -> None:
+        self, twins: Twins, rows: Sequence[Tensor], size: int, decisions: "Decisions",
+        device: torch.device,
+    ) -> None:  # fmt: skip
         super().__init__()
+        self.device = device
+        self.draws = False  # whether the function that is running draws random numbers
         self.twins, self.size, self.decisions = twins, size, decisions
         self.calls: list[Called] = []
         self.depth = 0  # of functions that are running
@@ -124,6 +134,8 @@ class _Listing(TorchFunctionMode):
     def _metadata(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         if self.depth:
             return func(*args, **kwargs)
+        if func in _PLACES:
+            return _PLACES[func](self.device)
         if func in _FACTS:
             raise NeedsPython("it reads requires_grad, which may differ between calls")
         if func is Tensor.__len__ and self.is_row(args[0]):  # which returns a plain integer
@@ -188,12 +200,13 @@ class _Listing(TorchFunctionMode):
         if depends and not self.size and self._is_constant(target, args, kwargs, decide):
             self.decisions.constants.add(len(self.calls))
         depends &= len(self.calls) not in self.decisions.constants
-        if not any(are_rows) and target in _RANDOM_FACTORIES:
-            raise NeedsPython("it draws random numbers that all stacked rows would share")
         if any(isinstance(leaf, torch.Generator) for leaf in leaves):
             raise NeedsPython("it draws from a generator of its own")
         versions = [operand._version for operand in operands]
+        self.draws = False
         result = run(*args, **kwargs)
+        if self.draws and not any(are_rows):
+            raise NeedsPython("it draws random numbers that all stacked rows would share")
         self._check_changes(operands, are_rows, versions)
         results = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
         given = {_memory(operand) for operand in operands}
@@ -257,7 +270,10 @@ class _Listing(TorchFunctionMode):
 
 
 class _Below(TorchDispatchMode):
-    """Notices operators that no listed function calls, such as those of a scripted function."""
+    """Notices operators that draw, and those that no listed function calls.
+
+    The latter are those of a scripted function, or of compiled code.
+    """
 
     def __init__(self, listing: _Listing) -> None:
         super().__init__()
@@ -266,6 +282,7 @@ class _Below(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.noticed |= not self.listing.depth and func not in _ALIASES
+        self.listing.draws |= torch.Tag.nondeterministic_seeded in func.tags
         return func(*args, **(kwargs or {}))
 
 
@@ -283,7 +300,9 @@ def share_memory(leaves: Sequence[Any], rows: Sequence[Tensor]) -> bool:
 
 
 def _static(leaf: Any) -> Any:
-    return None if isinstance(leaf, Tensor) else (type(leaf), repr(leaf))
+    if isinstance(leaf, Tensor):
+        return None
+    return type(leaf), int.__repr__(leaf) if type(leaf) is Length else repr(leaf)
 
 
 def _marked(func: Any, answer: Any, shape: torch.Size) -> Any:
@@ -311,11 +330,13 @@ class Compute(NamedTuple):
     Args:
         module: The module.
         types: Types of the rows.
+        device: Where they will be.
         twin: Returns what makes the call on twins of the module and of other tensors.
     """
 
     module: nn.Module
     types: Sequence[TensorType]
+    device: torch.device
     twin: Callable[[Twins], Callable[..., Any]]
 
 
@@ -364,7 +385,7 @@ def _try(compute: Compute, twins: Twins, size: int, decisions: Decisions) -> tup
         shape = (size, *row_type.shape) if size else row_type.shape
         row = torch.empty(shape, dtype=row_type.dtype, device="meta")
         rows.append(row.requires_grad_(has_gradient(row.dtype)).clone())
-    listing = _Listing(twins, rows, size, decisions)
+    listing = _Listing(twins, rows, size, decisions, compute.device)
     result, draws, below = _run(compute, twins, listing, rows)
     if draws.noticed:
         raise NeedsPython("it draws random numbers of Python or NumPy, or seeds a generator")

@@ -151,7 +151,7 @@ def _examine_user_module(
     try:
         if has_hooks_of_users(module, ("_backward_pre_hooks", "_backward_hooks")):
             raise CannotOpen("a hook changes gradients")
-        trial = check_closed(Compute(module, types, call.twin))
+        trial = check_closed(Compute(module, types, device, call.twin))
     except CannotOpen:
         sample = on_ones(call.twin(twins), types, device)
         before = twins.state()
