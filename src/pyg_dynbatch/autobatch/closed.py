@@ -8,7 +8,7 @@ have a part in this, and nothing of it changes.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -348,17 +348,18 @@ def check_closed(compute: Compute) -> Trial:
         CannotOpen: If its inside cannot be recorded, either.
     """
     decisions = Decisions(set(), set()), Decisions(set(), set())
-    one, again = _try_twice(compute, 0, decisions)
+    trials = _trials(compute, 0, decisions)
     for size in STACKS:
-        for mine, stacked in zip((one, again), _try_twice(compute, size, decisions), strict=True):
-            _compare(mine, stacked, size)
-    return one
+        stacked_trials = _trials(compute, size, decisions)
+        if len(trials) != len(stacked_trials):
+            raise NeedsPython("it keeps other state on stacked rows")
+        for one, stacked in zip(trials, stacked_trials, strict=True):
+            _compare(one, stacked, size)
+    return trials[0]
 
 
-def _try_twice(
-    compute: Compute, size: int, decisions: tuple[Decisions, Decisions]
-) -> tuple[Trial, Trial]:
-    """Run a module twice on one twin, as what it keeps at its first call may change the second."""
+def _trials(compute: Compute, size: int, decisions: tuple[Decisions, Decisions]) -> list[Trial]:
+    """Run a module on a twin; twice if it keeps something, which may change the second call."""
     twins = Twins()
     twin = twins.module(compute.module)
     own = {id(part) for part in twin.modules()}
@@ -366,16 +367,19 @@ def _try_twice(
     first, listing = _try(compute, twins, size, decisions[0])
     modules = [twin for _, twin in twins.modules()]
     kept = twins.state()
-    for number, name in changed_between(untouched, kept):
+    changed = changed_between(untouched, kept)
+    for number, name in changed:
         leaves = tree_leaves(kept.get((number, name)))
         depends = any(isinstance(x, Tensor) and listing.is_row(x) for x in leaves)
         depends |= Length in map(type, leaves) or name in modules[number]._buffers
         if depends or id(modules[number]) not in own:
             raise NeedsPython(f"it keeps state in {name!r}")
+    if not changed:
+        return [first]
     second, _ = _try(compute, twins, size, decisions[1])
     for _, name in changed_between(kept, twins.state()):
         raise NeedsPython(f"it keeps state in {name!r}")
-    return first, second
+    return [first, second]
 
 
 def _try(compute: Compute, twins: Twins, size: int, decisions: Decisions) -> tuple[Trial, _Listing]:
@@ -411,9 +415,15 @@ def _run(
         vars(twin)["forward"] = listing.layer(given, twin)
     below = _Below(listing)
     draws = HostDraws()
+    call = compute.twin(twins)
     try:
-        with draws, listing, below:
-            result = compute.twin(twins)(*rows)
+        with ExitStack() as watches:
+            if not listing.size:  # what they notice is the same on stacked rows
+                watches.enter_context(draws)
+            watches.enter_context(listing)
+            if not listing.size:
+                watches.enter_context(below)
+            result = call(*rows)
     except (NeedsPython, CannotOpen, ChangesUnseen, RecursionError, torch.OutOfMemoryError):
         raise
     except Exception as error:

@@ -33,6 +33,8 @@ def record(session: Session, plain: Callable[[Any], Any], example: Example) -> A
     reason = entry.reason if isinstance(entry, Refused) else example.problem
     if not reason and any(session.owned(tensor) is not None for tensor in example.tensors):
         reason = "an argument is a parameter or buffer of the model"
+    if not reason and any(tensor.layout != torch.strided for tensor in example.tensors):
+        reason = "an argument is a sparse tensor"
     if example.key is not None and not reason:
         return _record_new(session, plain, example)
     if reason:
