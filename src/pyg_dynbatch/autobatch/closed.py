@@ -117,6 +117,7 @@ class _Listing(TorchFunctionMode):
         self.twins, self.size, self.decisions = twins, size, decisions
         self.calls: list[Called] = []
         self.depth = 0  # of functions that are running
+        self.host_draws: HostDraws | None = None  # while it is entered
         self._rows = {id(row): row for row in rows}
         self._arguments = {_memory(row) for row in rows}
         self._made: dict[int, Tensor] = {}  # by memory, one tensor each
@@ -181,12 +182,16 @@ class _Listing(TorchFunctionMode):
 
     @contextmanager
     def _inside(self) -> Iterator[None]:
-        """List nothing meanwhile."""
+        """List nothing meanwhile, and watch no code of torch."""
         self.depth += 1
+        if self.host_draws is not None and self.depth == 1:
+            self.host_draws.pause()
         try:
             yield
         finally:
             self.depth -= 1
+            if self.host_draws is not None and not self.depth:
+                self.host_draws.resume()
 
     def _listed(
         self, target: Any, run: Callable[..., Any], args: Any, kwargs: Any,
@@ -419,7 +424,7 @@ def _run(
     try:
         with ExitStack() as watches:
             if not listing.size:  # what they notice is the same on stacked rows
-                watches.enter_context(draws)
+                listing.host_draws = watches.enter_context(draws)
             watches.enter_context(listing)
             if not listing.size:
                 watches.enter_context(below)

@@ -174,7 +174,7 @@ class HostDraws:
         self._before: Any = np.random.get_state()  # noqa: NPY002 - the user's
 
     def __enter__(self) -> "HostDraws":
-        sys.setprofile(self._watch)
+        self.resume()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -183,6 +183,14 @@ class HostDraws:
         before = self._before
         after: Any = np.random.get_state()  # noqa: NPY002
         self.noticed |= before[2:] != after[2:] or not np.array_equal(before[1], after[1])
+
+    def pause(self) -> None:
+        """Notice nothing until :meth:`resume`."""
+        sys.setprofile(None)
+
+    def resume(self) -> None:
+        """Notice again."""
+        sys.setprofile(self._watch)
 
     def _watch(self, frame: FrameType, event: str, called: Callable[..., Any]) -> None:
         owner = getattr(called, "__self__", None)
