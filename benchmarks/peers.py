@@ -190,7 +190,7 @@ class AutoBatch(Peer):
         with torch.no_grad():
             for parameter, weight in zip(self.parameters[1:], model.weights(), strict=True):
                 parameter.copy_(weight)
-        self.batched = autobatch(plain)
+        self.batched = autobatch(plain, loop_below=0)
 
     def roots(self, batch: Any) -> Tensor:
         """Record all trees, then run them."""
