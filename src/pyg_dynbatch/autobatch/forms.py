@@ -301,15 +301,17 @@ def _mapped(call: Form, result: Any) -> Form:
 
 
 def _takes_vmap(call: RowCall, types: Sequence[TensorType], result: Any) -> bool:
-    """Return whether ``torch.vmap`` has a rule for a call; else it would loop, or fail."""
+    """Return whether ``torch.vmap`` has a rule for a call, and keeps the dtypes of its results."""
     rows = [_without_content(each, 2) for each in types]
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            _mapped(call.twin(Twins()), result)(*rows)
+            mapped = _mapped(call.twin(Twins()), result)(*rows)
     except Exception:  # noqa: BLE001 - errors of many classes
         return False
-    return True
+    # A row without dimensions may take another part in the promotion of dtypes.
+    pairs = zip(tree_leaves(result), tree_leaves(mapped), strict=True)
+    return all(one.dtype == many.dtype for one, many in pairs if isinstance(one, Tensor))
 
 
 def _one_by_one(call: Form) -> Form:

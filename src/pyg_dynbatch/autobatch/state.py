@@ -24,34 +24,42 @@ _CONTAINERS = list, deque, dict
 class Conditions(NamedTuple):
     """What a scheduled batch takes for granted of its model, whatever the weights."""
 
-    modules: tuple[tuple[str, str], ...]
+    modules: tuple[tuple[str, str, int], ...]  # path, class, number of hooks
     parameters: tuple[tuple[str, torch.dtype, torch.Size | None], ...]
     training: tuple[bool, ...]
     autocast: tuple[torch.dtype, ...]
     default: torch.dtype
+    has_gradients: bool
 
     @classmethod
     def of(cls, modules: Mapping[str, nn.Module], tensors: Mapping[str, Tensor]) -> "Conditions":
         """Describe a model by its modules, and its parameters and buffers."""
         devices = [device for device in ("cpu", "cuda") if torch.is_autocast_enabled(device)]
         return cls(
-            tuple((path, type(part).__qualname__) for path, part in modules.items()),
+            tuple(
+                (path, type(part).__qualname__, sum(len(getattr(part, kind)) for kind in HOOKS))
+                for path, part in modules.items()
+            ),
             tuple((n, t.dtype, None if is_lazy(t) else t.shape) for n, t in tensors.items()),
             tuple(part.training for part in modules.values()),
             tuple(map(torch.get_autocast_dtype, devices)),
             torch.get_default_dtype(),
+            torch.is_grad_enabled(),
         )
 
     def check(self, recorded: "Conditions") -> None:
         """Raise an error if a batch was collated under other conditions."""
+        if recorded.has_gradients:  # such a batch runs without gradients, too
+            recorded = recorded._replace(has_gradients=self.has_gradients)
         if self == recorded:
             return
         parts = (
-            ("the modules", "the same model or a copy of it"),
+            ("the modules or their hooks", "the same model or a copy of it"),
             ("the shapes or dtypes of parameters", "a copy of the model; or collate again"),
             ("the training mode", "model.train() or model.eval() before both"),
             ("autocast", "torch.autocast around collate(), too"),
             ("the default dtype", "torch.set_default_dtype before both, in workers too"),
+            ("the gradient mode", "collate() outside of torch.no_grad"),
         )
         pairs = zip(parts, self, recorded, strict=True)
         name, hint, mine, theirs = next((*p, a, b) for p, a, b in pairs if a != b)
