@@ -354,7 +354,7 @@ def more_modules(m: Any) -> None:
 
 DIFFERENT: dict[str, Callable[[Any], Any]] = {
     "the training mode": eval_mode,
-    "the modules": more_modules,
+    "the modules or their hooks": more_modules,
     "the shapes or dtypes of parameters": lambda m: m.float(),
 }
 
