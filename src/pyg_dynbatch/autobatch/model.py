@@ -42,7 +42,7 @@ from pyg_dynbatch.core.policy import Policy, checked_policy
 
 # A model that makes new signatures all the time, such as x * y.item(), starts again from here on.
 _MOST_SITES, _MOST_MODES = 4096, 16
-LOOP_BELOW_IN_TRAINING, LOOP_BELOW_IN_INFERENCE = 6, 16
+LOOP_BELOW_IN_TRAINING, LOOP_BELOW_IN_INFERENCE = 12, 64
 """Numbers of examples from which on batching was faster on most models of benchmarks.autobatch."""
 _Ended = TypeVar("_Ended")
 
@@ -140,8 +140,6 @@ class AutoBatch(nn.Module):
     def _least_batch(self) -> int:
         if self.loop_below is not None:
             return self.loop_below
-        if self.cache:
-            return 0
         return LOOP_BELOW_IN_TRAINING if torch.is_grad_enabled() else LOOP_BELOW_IN_INFERENCE
 
     def _batched(self, examples: list[Any]) -> tuple[Any, Session]:
@@ -309,7 +307,7 @@ def autobatch(
             others. The structure of an example is its arguments, but of tensors only shape and
             dtype.
         loop_below: For fewer examples the plain loop runs, which is faster for a few. By default
-            6 where gradients are enabled and 16 where they are not; 0 with ``cache=True``.
+            12 where gradients are enabled and 64 where they are not.
 
     Returns:
         A module that takes a list of examples. It shares the parameters of ``module``.

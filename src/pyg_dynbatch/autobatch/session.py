@@ -613,7 +613,6 @@ class Session(Recorder):
                 self.run.extend(steps.to(self.device), inputs)
         finally:
             ACTIVE.session = recording
-        self.met.clear()
         self.table.state.flushed()
         self.example, self.outside, self.failed = example, {}, False
         self.schedules.append(steps)

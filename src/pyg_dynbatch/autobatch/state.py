@@ -86,6 +86,8 @@ class Part:
         self.path, self.module = path, module
         self.snapshot = Snapshot()  # of the same; faster
         self._facts: dict[str, Any] = {}
+        self._counted: list[Tensor] = []  # whose changes torch counts
+        self._versions: list[int] = []
         self._judged: Snapshot | None = None  # of its attributes, once it has been judged
         self._attributes: dict[str, Any] = {}
 
@@ -113,12 +115,21 @@ class Part:
         self._facts = self._facts_now()
         held = tuple(own[name] for name in _HELD)
         sized = (*(own[name] for name in HOOKS), *_containers(self.module).values())
-        counted = tuple(tensor for _, tensor in _counted(self.module))
-        self.snapshot.take((own, *held), sized, counted)
+        counted = list(_counted(self.module))
+        self._counted = [tensor for _, tensor in counted]
+        self._versions = [tensor._version for tensor in self._counted]
+        parameters = tuple(tensor for tensor in self._counted if isinstance(tensor, nn.Parameter))
+        self.snapshot.take((own, *held), sized, parameters)
 
     def is_same(self) -> bool:
         """Return whether nothing of the module has been replaced, or changed in place."""
-        return self.snapshot.same() or not self._changed()
+        if self.snapshot.same() and self.is_unchanged_in_place():
+            return True
+        return not self._changed()
+
+    def is_unchanged_in_place(self) -> bool:
+        """Return whether no parameter or buffer has been changed in place."""
+        return [tensor._version for tensor in self._counted] == self._versions
 
     def error(self, where: str) -> RuntimeError:
         """Create the error for what has changed."""
@@ -324,24 +335,21 @@ class State:
         for part in self._called:
             if not part.is_same():
                 raise part.error(where)
-        self._check_used(where)
-
-    def _check_used(self, where: str) -> None:
         for name, (tensor, version) in self._used.items():
             if _version(tensor) != version:
                 raise changed(name, where)
 
     def flushed(self) -> None:
         """Take what modules have changed of themselves when recorded calls were run."""
-        self._used.clear()
+        for name, (tensor, _) in self._used.items():
+            self._used[name] = tensor, _version(tensor)
         for part in self._called:
-            if not part.snapshot.same():
+            if not (part.snapshot.same() and part.is_unchanged_in_place()):
                 part.take()
         self._current()
 
     def turn_ends(self, example: int | None) -> None:
         """Raise an error if an example changed what others, which wait, may use."""
-        self._check_used(f"example {example}")
         if self._now.is_current:
             return
         if others := self.waiting - {example}:

@@ -2,12 +2,12 @@
 
    Of a module with one parameter and no buffers: `dicts` are its __dict__ and those of its
    parameters and buffers, whose values are compared one by one; `sized` are its dictionaries of
-   hooks, lists and dicts, which are compared by size; of `tensors`, its parameter, requires_grad, dtype and version
-   are. */
+   hooks, lists and dicts, which are compared by size; of `tensors`, its parameter, requires_grad and
+   dtype are. */
 
 #include "recorder.h"
 
-enum { FACTS = 3 }; /* of a tensor */
+enum { FACTS = 2 }; /* of a tensor */
 
 struct snapshot {
     PyObject_HEAD
@@ -57,7 +57,7 @@ static int visit_size(struct snapshot *s, Py_ssize_t at, Py_ssize_t size, int is
 static int visit_all(struct snapshot *s, int is_taking)
 {
     static PyObject *names[FACTS];
-    static const char *const texts[FACTS] = {"requires_grad", "dtype", "_version"};
+    static const char *const texts[FACTS] = {"requires_grad", "dtype"};
     const Py_ssize_t dicts = PyTuple_Size(s->dicts), sized = PyTuple_Size(s->sized);
     const Py_ssize_t tensors = PyTuple_Size(s->tensors);
     Py_ssize_t at = 0;
