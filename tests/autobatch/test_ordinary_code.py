@@ -181,3 +181,17 @@ def test_refused_with_what_to_write_instead(name: str) -> None:
     function, hint = REFUSED[name]
     with pytest.raises((RuntimeError, TypeError), match=hint):
         autobatch(model_of(function))(examples())
+
+
+def test_sparse_gradients_of_an_embedding() -> None:
+    gradients = list[Tensor]()
+    for batch in (True, False):
+        torch.manual_seed(0)
+        plain = Wrap(lambda m, word: m.word(word).sin(), word=nn.Embedding(5, 3, sparse=True))
+        model = autobatch(plain)
+        assert model.explain([torch.tensor(1)]).operations[0].name == "sin"
+        model([torch.tensor(n % 3) for n in range(SIZE)], batch=batch).sum().backward()
+        assert plain.word.weight.grad.is_sparse  # type: ignore[union-attr]
+        gradients.append(plain.word.weight.grad.to_dense())  # type: ignore[union-attr, operator]
+    torch.testing.assert_close(*gradients)
+    model.collate([torch.tensor(1)])

@@ -159,7 +159,7 @@ def _bilinear(call: LayerCall) -> Batched | None:
 @_form_of(nn.Embedding)
 def _embedding(call: LayerCall) -> Batched | None:
     module = call.module
-    if module.max_norm is not None or module.scale_grad_by_freq or module.sparse or call.rank < 0:
+    if module.max_norm is not None or module.scale_grad_by_freq or call.rank < 0:
         return None
     return call.direct()
 

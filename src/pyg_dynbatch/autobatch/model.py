@@ -140,6 +140,8 @@ class AutoBatch(nn.Module):
     def _least_batch(self) -> int:
         if self.loop_below is not None:
             return self.loop_below
+        if self.cache:
+            return 0
         return LOOP_BELOW_IN_TRAINING if torch.is_grad_enabled() else LOOP_BELOW_IN_INFERENCE
 
     def _batched(self, examples: list[Any]) -> tuple[Any, Session]:
@@ -307,7 +309,7 @@ def autobatch(
             others. The structure of an example is its arguments, but of tensors only shape and
             dtype.
         loop_below: For fewer examples the plain loop runs, which is faster for a few. By default
-            12 where gradients are enabled and 64 where they are not.
+            12 where gradients are enabled and 64 where they are not; 0 with ``cache=True``.
 
     Returns:
         A module that takes a list of examples. It shares the parameters of ``module``.

@@ -79,7 +79,7 @@ def embedding(call: TorchCall) -> Batched | None:
     """Look up rows of a shared matrix."""
     names = "input weight padding_idx max_norm norm_type scale_grad_by_freq sparse"
     values = call.bound(names)
-    changes = values["max_norm"] is not None or values["scale_grad_by_freq"] or values["sparse"]
+    changes = values["max_norm"] is not None or values["scale_grad_by_freq"]
     if changes or values["input"] is not ROW or len(call.rows) != 1:
         return None
     return call.direct()
@@ -89,7 +89,7 @@ def embedding(call: TorchCall) -> Batched | None:
 def embedding_natively(call: TorchCall) -> Batched | None:
     """Look up rows of a shared matrix."""
     values = call.bound("weight indices padding_idx scale_grad_by_freq sparse")
-    changes = values["scale_grad_by_freq"] or values["sparse"]
+    changes = values["scale_grad_by_freq"]
     if changes or values["indices"] is not ROW or len(call.rows) != 1:
         return None
     return call.direct()
