@@ -19,8 +19,8 @@ class Operation:
         signature: Its types.
         calls: Number of calls.
         steps: Number of batched calls that made them.
-        way: ``"fast"`` (a known batched form), ``"direct"``, ``"expanded"`` (parameters repeated
-            for each row), ``"vmap"``, ``"ragged"``, or ``"rows"`` (loops, branches and stacks).
+        way: ``"direct"`` (the call itself), ``"fast"`` (a form of the table), ``"vmap"``,
+            ``"one by one"``, ``"ragged"``, or ``"rows"`` (loops, branches and stacks).
         where: Line of the first call.
         within: Operation in whose steps all its calls run, or ``""``: results are read there only.
     """
@@ -144,9 +144,14 @@ def _remarks(
     mapped = {op.name: op.where for op in operations if op.way == "vmap"} | {**inside}
     for name, where in mapped.items():
         remarks.append(
-            f"{name} runs through torch.vmap, which is slower: on stacked rows it would mix them "
-            f"or fail ({where})"
+            f"{name} runs through torch.vmap, which is slower than a form of the table ({where})"
         )
+    for op in operations:
+        if op.way == "one by one":
+            remarks.append(
+                f"{op.name} runs on one row after the other: neither the table nor torch.vmap has "
+                f"a batched form ({op.where})"
+            )
     variants: dict[str, list[Operation]] = {}
     for op in operations:
         variants.setdefault(op.name.split(" ")[0], []).append(op)
