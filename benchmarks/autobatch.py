@@ -275,7 +275,9 @@ def run_calls(options: Namespace, device: torch.device) -> Iterator[bench.Record
         lap("flush")
 
     contenders: bench.Contenders = {
-        kind: partial(read if kind == READ else run, autobatch(Chain(kind), loop_below=0).to(device))
+        kind: partial(
+            read if kind == READ else run, autobatch(Chain(kind), loop_below=0).to(device)
+        )
         for kind in (*KINDS, READ)
     }
     rounds = _rounds(contenders, options, device)
