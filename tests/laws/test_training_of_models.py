@@ -75,8 +75,7 @@ def test_examples(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
         return found
 
     monkeypatch.setattr(AutoBatch, "forward", compared)
-    # Recorded examples cannot be run one by one.
-    monkeypatch.setattr(AutoBatch, "trace", lambda self, example: example)
+    # Scheduled batches cannot be run one by one.
     monkeypatch.setattr(AutoBatch, "collate", lambda self, examples: examples)
     module = loaded(name)
     with pytest.raises(Enough):

@@ -240,11 +240,11 @@ class AutoBatch(nn.Module):
         for number, example in enumerate(examples):
             with _emitting(collected, number):
                 results.append(self.plain(example))
-        self.emitted = {
-            name: Emitted(torch.stack(rows), torch.tensor(numbers, device=rows[0].device))
+        emitted = {
+            name: (torch.stack(rows), torch.tensor(numbers, device=rows[0].device))
             for name, (rows, numbers) in collected.items()
         }
-        return _stack(results)
+        return self._finish(_stack(results), emitted)
 
     def _finish(self, output: Any, emitted: dict[str, tuple[Any, Tensor]]) -> Any:
         """Keep what was emitted; connect all parameters, as other ranks wait for all gradients."""
