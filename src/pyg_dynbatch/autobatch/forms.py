@@ -8,7 +8,7 @@ stacked rows if they are closed (:mod:`closed`); else their inside is recorded.
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -67,6 +67,7 @@ class Sample(NamedTuple):
         return cls(result, share_memory(tree_leaves(result), rows))
 
 
+@runtime_checkable
 class RowCall(Protocol):
     """A call of a function or module, which takes rows."""
 
