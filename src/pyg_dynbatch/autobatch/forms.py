@@ -185,7 +185,8 @@ def _sample(
     """Make a call on one row."""
     twins = Twins()
     sample = None
-    if not _is_autocast(device):
+    # Without content, a recurrent layer is computed step by step in Python.
+    if not _is_autocast(device) and not isinstance(call.target, nn.RNNBase):
         rows = [_without_content(each) for each in types]
         with suppress(NotImplementedError, RuntimeError, TypeError):  # those that need content
             sample = Sample.of(call.twin(twins), rows)

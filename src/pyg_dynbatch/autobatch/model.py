@@ -41,7 +41,7 @@ from pyg_dynbatch.core.operation import HOOKS
 from pyg_dynbatch.core.policy import Policy, checked_policy
 
 # A model that makes new signatures all the time, such as x * y.item(), starts again from here on.
-_MOST_SITES, _MOST_MODES = 4096, 16
+_MOST_SITES, _MOST_MODES = 16_384, 16
 LOOP_BELOW_IN_TRAINING, LOOP_BELOW_IN_INFERENCE = 12, 64
 """Numbers of examples from which on batching was faster on most models of benchmarks.autobatch."""
 _Ended = TypeVar("_Ended")

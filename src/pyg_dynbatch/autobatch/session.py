@@ -3,8 +3,9 @@
 import sys
 import sysconfig
 from bisect import bisect_right
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from operator import itemgetter
 from pathlib import Path
@@ -17,10 +18,12 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
 from pyg_dynbatch.autobatch import lazy
+from pyg_dynbatch.autobatch.families import Family
 from pyg_dynbatch.autobatch.lazy import ACTIVE, Lazy, unseen
 from pyg_dynbatch.autobatch.operations import ROW
 from pyg_dynbatch.autobatch.plan import plan
 from pyg_dynbatch.autobatch.recorder import Recorder, active_recorder
+from pyg_dynbatch.autobatch.sequences import Groups, SequenceRows, Sequences, of_any_length
 from pyg_dynbatch.autobatch.signatures import (
     NOTE,
     OPEN,
@@ -33,13 +36,14 @@ from pyg_dynbatch.autobatch.signatures import (
     name_of,
 )
 from pyg_dynbatch.autobatch.state import changed
-from pyg_dynbatch.core.engine import Run
+from pyg_dynbatch.core.engine import Run, StepCall, as_value
 from pyg_dynbatch.core.errors import describe_value, mismatch
+from pyg_dynbatch.core.operation import Operation as EngineOperation
 from pyg_dynbatch.core.policy import Policy
-from pyg_dynbatch.core.row_buffer import Rows
+from pyg_dynbatch.core.row_buffer import RowBuffer, Rows
 from pyg_dynbatch.core.scheduling import Records, Values, begins_of
-from pyg_dynbatch.core.steps import Step, Steps
-from pyg_dynbatch.core.types import RowType, TensorType
+from pyg_dynbatch.core.steps import BufferSpec, Step, Steps
+from pyg_dynbatch.core.types import RaggedRows, RowType, TensorType
 
 _STATIC = {
     int, float, complex, bool, str, bytes, type(None), type(...), torch.dtype, torch.device,
@@ -76,12 +80,80 @@ class Stacked(NamedTuple):
     rows: Tensor
 
 
+def _num_rows(item: Any) -> int:
+    return len(item.rows) if isinstance(item, Stacked) else 1
+
+
+class FamilyCall(StepCall):
+    """Of a function of rows of any lengths."""
+
+    def __call__(self, arguments: Sequence[Any], size: int) -> Sequence[Any]:
+        """Make the calls, and return all results."""
+        results: Sequence[Any] = self.operation.module(*arguments)
+        return results
+
+
+class _Elsewhere(RowBuffer):
+    """Stands for the buffer of rows of any lengths, which the run keeps itself."""
+
+    def grow(self, rows: int) -> None:
+        """Do nothing."""
+
+
 class _Run(Run):
     """The run of a session, which knows the examples of its rows."""
 
     def __init__(self, session: "Session") -> None:
         super().__init__(session.table.engine)
         self.session = session
+        self.sequences = defaultdict[int, SequenceRows](SequenceRows)  # by row type
+        self.index = torch.empty(0, dtype=torch.int64)  # of the schedule that runs, on the host
+
+    def take_sequences(self, given: Mapping[int, Sequence[tuple[int, Sequences | Groups]]]) -> None:
+        """Keep rows of any lengths from outside, by row type, with the number of the first."""
+        for kind, parts in given.items():
+            for first, rows in parts:
+                self.sequences[kind].append(first, rows)
+
+    def _open_buffer(self, spec: BufferSpec, *given: Any) -> None:
+        kind, lengths = len(self.buffers), self.session.table.lengths
+        if lengths.types and (kind in lengths.buffers or lengths.type_of(kind) is not None):
+            self.buffers.append(_Elsewhere(0))
+        else:
+            super()._open_buffer(spec, *given)
+
+    def operands_of(self, schedule: Steps, step: Step) -> list[Any]:
+        """Read the arguments of a step."""
+        kinds = self.session.table.lengths.buffers
+        plain = [read for read in step.arguments if read.buffer not in kinds]
+        if len(plain) == len(step.arguments):
+            return super().operands_of(schedule, step)
+        rows_read = iter(self._exchange(self._reads(schedule.index, plain)))
+        operands = list[Any]()
+        for read in step.arguments:
+            if read.buffer in kinds:
+                argument: Any = self.sequences[read.buffer].take(read.rows_in(self.index).numpy())
+            else:
+                argument = as_value(next(rows_read), schedule.buffers[read.buffer].row_type)
+            if read.segments >= 0:
+                if of_any_length(argument):
+                    argument = argument.stacked()
+                argument = RaggedRows(argument, read.calls_in(schedule.index), step.size)
+            operands.append(argument)
+        return operands
+
+    def write(self, buffer: int, first: int, rows: Any) -> None:
+        """Keep the results of a step."""
+        if of_any_length(rows):
+            self.sequences[buffer].append(first, rows)
+        else:
+            super().write(buffer, first, rows)
+
+    def step_call(self, operation: EngineOperation) -> StepCall:
+        """Choose how the calls of an operation are made."""
+        if isinstance(operation.module, Family):
+            return FamilyCall(self.engine, operation)
+        return super().step_call(operation)
 
     def make(self, schedule: Steps, number: int, step: Step) -> None:
         """Run one step; name the example and the line if it fails."""
@@ -105,6 +177,8 @@ class _Run(Run):
         if any(read.segments >= 0 for read in step.arguments) or self.session.device.type != "cpu":
             return None
         operands = self.operands_of(schedule, step)
+        if any(map(of_any_length, operands)):
+            return None
         for row in range(step.size):
             alone = [rows[row : row + 1] for rows in operands]
             try:
@@ -132,7 +206,7 @@ class Session(Recorder):
         table.start(tensors)
         self.shared = {id(tensor): name for name, tensor in tensors.items()}
         self.trained = {id(tensor) for tensor in tensors.values() if tensor.requires_grad}
-        self.device = next((t.device for t in tensors.values()), torch.device("cpu"))
+        self.device = table.device
         self.inference = torch.is_inference_mode_enabled()
         self.failed = False  # in a flush: rows are missing
         self.example: int | None = None
@@ -152,7 +226,9 @@ class Session(Recorder):
         self.values, self.pending = Values(), self.past  # where calls begin that have not been run
         self.rows = np.zeros(0, dtype=np.int64)  # of each row type, as of the last flush
         self.next_row: dict[int, int] = {}  # of rows from outside since then
-        self.run: Run = _Run(self)
+        # Of rows of any lengths: the first rows from outside of each row type and site.
+        self.first_rows: dict[int, dict[Site, tuple[int, int]]] = {}
+        self.run: Any = _Run(self)
         self.flushes = 0
         self.schedules: list[Steps] = []  # what was run
         self.content: dict[int, Any] = {}  # values that were read, as Python numbers
@@ -603,10 +679,12 @@ class Session(Recorder):
         for tensor, version in self.unread:
             self._check_version(tensor, version)
         self.unread.clear()
+        steps = self.plan(needed, wanted)
         inputs: dict[RowType | str, Rows] = {
             row_type: (rows,) for row_type, rows in self.outside_tensors().items()
         }
-        steps = self.plan(needed, wanted)
+        self.run.index = steps.index
+        self.run.take_sequences(self.outside_sequences())
         recording, ACTIVE.session = ACTIVE.session, None
         try:
             with torch.set_grad_enabled(self.grad):
@@ -655,7 +733,10 @@ class Session(Recorder):
         self.past[self.base : size] = self.new_code()
         self.places_past[self.base : size] = np.frombuffer(self.places(), dtype=np.int32)
         code = self.past[:size]
-        begins = np.concatenate([self.pending, begins_of(sites, code, self.base)])
+        new_begins = begins_of(sites, code, self.base)
+        self.first_rows = self._generalized(code, new_begins)
+        sites = self.table.recorded  # with families
+        begins = np.concatenate([self.pending, new_begins])
         self.clear()
         self.values.grow(size)
         known, self.rows = self.rows, np.zeros(len(sites.row_types), dtype=np.int64)
@@ -663,6 +744,8 @@ class Session(Recorder):
         for kind, rows in self.next_row.items():
             self.rows[kind] = rows
         self.next_row.clear()
+        for kind, parts in self.first_rows.items():
+            self.rows[kind] += sum(rows for _, rows in parts.values())
         steps, left_out = plan(
             Records(sites, code, begins, self.values),
             self.rows,
@@ -673,12 +756,74 @@ class Session(Recorder):
             wanted=wanted,
         )
         self.pending = left_out if wanted is None else left_out[:0]  # nobody will read the others
+        if self.table.lengths.buffers:
+            steps = self._without_inputs(steps)
         return steps
 
+    def _without_inputs(self, steps: Steps) -> Steps:
+        """Note that the engine is given no rows of any lengths, which the run keeps itself."""
+        lengths = self.table.lengths
+        buffers = list[BufferSpec]()
+        for kind, spec in enumerate(steps.buffers):
+            if kind in lengths.buffers:
+                spec = spec._replace(inputs=0)
+            elif lengths.buffer_of(kind) != kind:
+                spec = spec._replace(inputs=0, rows=0)
+            buffers.append(spec)
+        return replace(steps, buffers=tuple(buffers))
+
+    def _generalized(
+        self, code: np.ndarray, begins: np.ndarray
+    ) -> dict[int, dict[Site, tuple[int, int]]]:
+        """Put families in the places of new signatures, whose rows then have any lengths.
+
+        Returns:
+            For each row type of such rows, of each site of rows from outside the first row, and
+            how many there are.
+        """
+        lengths = self.table.lengths
+        first_rows: dict[int, dict[Site, tuple[int, int]]] = {}
+        if not lengths.types or not self.can_run:
+            return first_rows
+        targets = lengths.targets()
+        moved = np.zeros_like(targets)
+        for site, given in self.outside.items():
+            kind = site.kinds[0]
+            buffer = lengths.buffer_of(kind)
+            if buffer == kind:
+                continue
+            parts = first_rows.setdefault(buffer, {})
+            before = sum(rows for _, rows in parts.values()) + self._rows_before(buffer)
+            moved[site.number] = before - self._rows_before(kind)
+            parts[site] = before, sum(map(_num_rows, given))
+        numbers = code[begins]
+        places = begins[moved[numbers] != 0] + 1
+        code[places] += moved[code[places - 1]].astype(code.dtype)
+        code[begins] = targets[numbers]
+        return first_rows
+
+    def _rows_before(self, kind: int) -> int:
+        """Return how many rows of a row type there were at the last flush."""
+        return int(self.rows[kind]) if kind < self.rows.size else 0
+
+    def outside_sequences(self) -> dict[int, list[tuple[int, Sequences | Groups]]]:
+        """Join the rows of any lengths that were recorded since the last flush, by row type."""
+        lengths = self.table.lengths
+        joined = dict[int, list[tuple[int, Sequences | Groups]]]()
+        for kind, parts in self.first_rows.items():
+            sequence_type = lengths.buffers[kind]
+            first = min(row for row, _ in parts.values())
+            given = [item for site in parts for item in self.outside[site]]
+            stacks = [item.rows if isinstance(item, Stacked) else item[None] for item in given]
+            joined[kind] = [(first, sequence_type.joined(stacks))]
+        return joined
+
     def outside_tensors(self) -> dict[TensorType, Tensor]:
-        """Stack the rows from outside that were recorded since the last flush."""
+        """Stack the rows of fixed shapes from outside, recorded since the last flush."""
         stacked = {}
         for site, found in self.outside.items():
+            if any(site in parts for parts in self.first_rows.values()):
+                continue
             row_type = self.table.row_types[site.kinds[0]]
             facts: Any = {"dtype": row_type.dtype, "device": self.device}
             kinds = set(map(type, found))
@@ -732,7 +877,7 @@ class Session(Recorder):
         """Copy the content of a value that has been computed to the host."""
         row = int(self.values.row[self.values.value[value._number]])
         with torch.set_grad_enabled(self.grad):  # rows are written with their gradients
-            (self.content[value._number],) = self.run.peek(value._kind, (row, 1)).tolist()
+            (self.content[value._number],) = self._peek(value._kind, np.array([row])).tolist()
 
     def fetch(self, values: Sequence[Lazy]) -> None:
         """Copy the content of computed values to the host, all of one row type at once."""
@@ -743,17 +888,17 @@ class Session(Recorder):
         for kind, numbers in groups.items():
             # Rows that the last step made are written now, with their gradients.
             with torch.set_grad_enabled(self.grad):
-                rows = self.run.peek(kind, self._index(numbers))
+                rows = self._peek(kind, self._row_numbers(numbers))
             self.content.update(zip(numbers, rows.tolist(), strict=True))
 
     def rows_of(self, groups: Sequence[tuple[int, Sequence[int]]]) -> list[Tensor]:
         """Return rows of computed values, with their gradients: one tensor per group."""
         with torch.set_grad_enabled(self.grad):
-            found = self.run.read([(kind, self._index(numbers)) for kind, numbers in groups])
+            found = self._read([(kind, self._row_numbers(numbers)) for kind, numbers in groups])
         # Rows of one type lie together, those that need no gradients beside others.
         return [
             rows if any(map(self.needs_grad, numbers)) else rows.detach()
-            for (rows, *_), (_, numbers) in zip(found, groups, strict=True)
+            for rows, (_, numbers) in zip(found, groups, strict=True)
         ]
 
     def close(self) -> None:
@@ -769,5 +914,33 @@ class Session(Recorder):
             held.clear()
         self.run = Run(self.table.engine)
 
-    def _index(self, numbers: Sequence[int]) -> Tensor:
-        return torch.from_numpy(self.values.rows_of(np.asarray(numbers, np.int64))).to(self.device)
+    def _row_numbers(self, numbers: Sequence[int]) -> np.ndarray:
+        return self.values.rows_of(np.asarray(numbers, np.int64))
+
+    def _index(self, rows: np.ndarray) -> Tensor:
+        return torch.from_numpy(rows).to(self.device)
+
+    def _read(self, picks: Sequence[tuple[int, np.ndarray]]) -> list[Tensor]:
+        """Return rows of computed values, by their row types and numbers."""
+        buffers = [self._buffer_of(kind) for kind, _ in picks]
+        plain = [
+            (kind, self._index(rows))
+            for buffer, (kind, rows) in zip(buffers, picks, strict=True)
+            if buffer == kind
+        ]
+        found = iter(self.run.read(plain))
+        return [
+            next(found)[0] if buffer == kind else self.run.sequences[buffer].take(rows).stacked()
+            for buffer, (kind, rows) in zip(buffers, picks, strict=True)
+        ]
+
+    def _peek(self, kind: int, rows: np.ndarray) -> Tensor:
+        """Return rows of one type without gradients."""
+        buffer = self._buffer_of(kind)
+        if buffer == kind:
+            return self.run.peek(kind, self._index(rows))
+        return self.run.sequences[buffer].take(rows).stacked().detach()
+
+    def _buffer_of(self, kind: int) -> int:
+        lengths = self.table.lengths
+        return lengths.buffer_of(kind) if lengths.types else kind

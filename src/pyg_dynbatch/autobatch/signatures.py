@@ -8,8 +8,9 @@ have a site without a spec. Its ``Signature`` is what the engine calls.
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from inspect import isclass
 from operator import is_
 from types import BuiltinFunctionType, MethodDescriptorType, WrapperDescriptorType
 from typing import Any
@@ -20,9 +21,11 @@ from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from pyg_dynbatch.autobatch.cache import Cache
+from pyg_dynbatch.autobatch.families import Family
 from pyg_dynbatch.autobatch.forms import Examined, examine_function, examine_module, on_ones
 from pyg_dynbatch.autobatch.layers import batched_layer
 from pyg_dynbatch.autobatch.lazy import ACTIVE, Lazy, NeedsPython
+from pyg_dynbatch.autobatch.lengths import Lengths
 from pyg_dynbatch.autobatch.operations import ROW, Batched, batched, named
 from pyg_dynbatch.autobatch.recorder import Lookup, Snapshot
 from pyg_dynbatch.autobatch.state import Conditions, Part, State
@@ -108,6 +111,7 @@ class Site:
     gradient: bool | None = False  # whether gradients flow back from it; None: as its arguments
     is_view: bool = False  # whether its results may share memory with its arguments
     called: Sequence[Part] = ()  # the module that is called, and all inside
+    family: Family | None = None  # what makes its calls, of a site of rows of any lengths
 
     @property
     def num_reads(self) -> int:
@@ -147,6 +151,7 @@ class Table:
         self.modules = dict(model.named_modules())
         self.path = {id(module): path for path, module in self.modules.items()}
         self.tensors: dict[str, Tensor] = {}  # parameters and buffers of the current call
+        self.device = torch.device("cpu")  # of these
         self.sites: list[Site] = []
         self.by_key: dict[Any, Site] = {}
         self.lookup = Lookup()
@@ -160,6 +165,7 @@ class Table:
         self.opened: dict[nn.Module, tuple[str, str]] = {}  # where first, and why
         self.state = State(self.modules)
         self.cache = Cache()
+        self.lengths = Lengths(self)
         self.names = Counter[str]()  # how many more operations have a name than one
         self.dtypes_of_numbers: dict[Any, torch.dtype] = {}
         # The numbers among the arguments of calls, by their keys without these.
@@ -170,7 +176,9 @@ class Table:
         """Take the parameters and buffers of a session, and the model as it is."""
         self.tensors.clear()
         self.tensors.update(tensors)
+        self.device = next((t.device for t in tensors.values()), torch.device("cpu"))
         self.state.start()
+        self.lengths.start()
 
     @cached_property
     def conditions(self) -> Conditions:
@@ -226,6 +234,7 @@ class Table:
         """Return the site of rows like a tensor."""
         key = tensor.shape, tensor.dtype
         if key not in self.like:
+            self.lengths.see(TensorType(tuple(tensor.shape), tensor.dtype))
             self.like[key] = self.outside_of(TensorType(tuple(tensor.shape), tensor.dtype))
         return self.like[key]
 
@@ -248,7 +257,10 @@ class Table:
                 with torch.no_grad():
                     on_ones(call, spec.inputs, device)
             with self.state.untouched(name, where):
-                examined = self._examine(spec, module, device, name, where)
+                examined = self.lengths.known(spec, partial(_Call, spec, module, self.tensors))
+                if examined is None:
+                    examined = self._examine(spec, module, device, name, where)
+                    self.lengths.meet(spec, examined)
         except NeedsPython as error:
             if module is None:
                 what = f"autobatch: {name} reads a value of its argument"
@@ -269,13 +281,8 @@ class Table:
         finally:
             ACTIVE.session, ACTIVE.examining = recording, ""
         outputs = [leaf for leaf in examined.leaves if isinstance(leaf, TensorType)]
-        operations = self.engine.operations
-        unique = stem = name.replace(".", "/")
-        while unique in operations:
-            self.names[stem] += 1
-            unique = f"{stem} {self.names[stem] + 1}"
         form, build = _flat(examined)
-        signature = operations.add(form, spec.inputs, outputs, name=unique, random=False)
+        signature = self._operation(form, spec.inputs, outputs, name)
         kinds = tuple(self.outside_of(row_type).kinds[0] for row_type in outputs)
         gradient = self._gradient(spec, module)
         called = () if module is None else self.state.inside(spec.target)
@@ -286,7 +293,56 @@ class Table:
             examined.is_view, called,
         )  # fmt: skip
         self.sites.append(site)
+        self.lengths.made(site)
         return site
+
+    def _operation(
+        self, form: Any, inputs: Sequence[Any], outputs: Sequence[TensorType], name: str
+    ) -> Signature:
+        operations = self.engine.operations
+        unique = stem = name.replace(".", "/")
+        while unique in operations:
+            self.names[stem] += 1
+            unique = f"{stem} {self.names[stem] + 1}"
+        return operations.add(form, inputs, outputs, name=unique, random=False)
+
+    def add_family(self, member: Site, family: Family) -> Site:
+        """Add the site of the signatures that differ from one in lengths alone."""
+        of_member: Any = member.signature
+        name = f"{of_member.name.split(' ')[0]} of any length"
+        inputs = [self._general(wanted) for wanted in of_member.inputs]
+        kinds = tuple(map(self.lengths.buffer_of, member.kinds))
+        outputs = [self.row_types[kind] for kind in kinds]
+        site = replace(
+            member,
+            number=len(self.sites),
+            kinds=kinds,
+            signature=self._operation(family, inputs, outputs, name),
+            examined=member.examined._replace(way=family.way.name),  # type: ignore[union-attr]
+            family=family,
+        )
+        self.sites.append(site)
+        return site
+
+    def _general(self, wanted: Any) -> Any:
+        """Return the type of an argument without its length."""
+        if isinstance(wanted, Ragged):
+            return Ragged(self._general(wanted.row_type))
+        kind = self.outside_of(wanted).kinds[0]
+        return self.row_types[self.lengths.buffer_of(kind)]
+
+    def examine(self, spec: Spec) -> Examined:
+        """Choose the form of a signature without adding it."""
+        module = self.modules[spec.target] if isinstance(spec.target, str) else None
+        recording, ACTIVE.session = ACTIVE.session, None
+        try:
+            return self._examine(spec, module, self.device, name_of(module or spec.target), "")
+        finally:
+            ACTIVE.session = recording
+
+    def form_of(self, site: Site) -> Callable[..., Any]:
+        """Return what makes the calls of a site on stacked rows."""
+        return self.engine.operations[site.signature.name].module  # type: ignore[union-attr]
 
     def _gradient(self, spec: Spec, module: nn.Module | None) -> bool | None:
         """Return whether gradients flow back from the results; ``None``: as its arguments."""
@@ -437,6 +493,12 @@ def _itself(tensor: Tensor) -> Tensor:
     return tensor
 
 
+_RETURN_TYPES = frozenset(
+    kind for kind in vars(torch.return_types).values() if isclass(kind) and issubclass(kind, tuple)
+)
+"""Named tuples that functions of torch return."""
+
+
 def _flat(examined: Examined) -> tuple[Callable[..., Any], Callable[[Sequence[Lazy]], Any] | None]:
     """Return the form with flat results, and what builds the result of a call from its rows."""
     form, leaves, spec = examined.form, examined.leaves, examined.spec
@@ -445,6 +507,9 @@ def _flat(examined: Examined) -> tuple[Callable[..., Any], Callable[[Sequence[La
     tensors = all(isinstance(leaf, TensorType) for leaf in leaves)
     if tensors and len(leaves) > 1 and spec == tree_flatten(tuple(leaves))[1]:
         return form, tuple
+
+    if tensors and spec.type in _RETURN_TYPES:
+        return form, spec.type
 
     def flat(*rows: Any) -> Any:
         found = tuple(leaf for leaf in tree_leaves(form(*rows)) if isinstance(leaf, Tensor))

@@ -328,7 +328,11 @@ class Run:
                 error.add_note(f"  where:    operation {name!r}, step {number}")
             raise
         for (buffer, first), rows in zip(step.results, results, strict=True):
-            self.pending.append(Write(self.buffers[buffer], first, as_parts(rows)))
+            self.write(buffer, first, rows)
+
+    def write(self, buffer: int, first: int, rows: Any) -> None:
+        """Keep the results of a step from a row of a buffer on."""
+        self.pending.append(Write(self.buffers[buffer], first, as_parts(rows)))
 
     def operands_of(self, schedule: Steps, step: Step) -> list[Any]:
         """Read the arguments of a step, as modules take them."""
@@ -353,10 +357,14 @@ class Run:
         signature = signatures[number]
         known = self._calls.get(id(signature))
         if known is None or known[0] is not signature:
-            call = step_call(self.engine, self.engine.operation_of(signature))
+            call = self.step_call(self.engine.operation_of(signature))
             known = self._calls[id(signature)] = signature, call
         self.called = known[1].operation
         return known[1]
+
+    def step_call(self, operation: Operation) -> StepCall:
+        """Choose how the calls of an operation are made."""
+        return step_call(self.engine, operation)
 
     def _exchange(self, reads: Sequence[Read], copy: bool = False) -> list[Rows]:
         """Write the pending rows, then read."""

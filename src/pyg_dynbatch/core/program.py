@@ -10,6 +10,7 @@ of a loop and each branch of a decision.
 """
 
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 BatchedCall = Callable[[Sequence[Any], int], Sequence[Any]]
@@ -60,6 +61,7 @@ class Program(NamedTuple):
         return [values[number] for number in self.outputs]
 
 
+@lru_cache(maxsize=4096)
 def program_of_call(operation: Any, num_arguments: int, num_results: int) -> Program:
     """Return the program that makes one call of its operands and returns all results."""
     call = Call(operation, tuple(range(num_arguments)))

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from itertools import chain, islice
 from operator import attrgetter
 from typing import Any, NamedTuple
@@ -133,14 +132,8 @@ class Steps(MovablePlan):
         number = step.operation - len(self.signatures)
         if number >= 0:
             return self.fused[number]
-        return self._programs_of_one_call[step.operation]
-
-    @cached_property
-    def _programs_of_one_call(self) -> list[Program]:
-        return [
-            program_of_call(number, len(signature.inputs), len(signature.outputs))
-            for number, signature in enumerate(self.signatures)
-        ]
+        signature = self.signatures[step.operation]
+        return program_of_call(step.operation, len(signature.inputs), len(signature.outputs))
 
     @property
     def operations(self) -> list[int]:

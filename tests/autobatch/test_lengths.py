@@ -1,0 +1,178 @@
+"""Sentences of all lengths share steps: values and gradients are those of single examples.
+
+For every model::
+
+    batched = autobatch(model)(sentences)
+    single = [model(sentence) for sentence in sentences]
+
+are equal, and so are their gradients, in batch after batch of lengths not met before.
+"""
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from pyg_dynbatch.autobatch import autobatch, cond, total, while_loop
+
+WORDS, WIDTH = 20, 6
+
+
+class Reader(nn.Module):
+    """Embeds a sentence ``[time]``, and computes what a function makes of it ``[time, WIDTH]``."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.function = function
+        self.word = nn.Embedding(WORDS, WIDTH)
+        self.linear = nn.Linear(WIDTH, WIDTH)
+        self.wide = nn.Linear(WIDTH, 2 * WIDTH)
+        self.score = nn.Linear(WIDTH, 1)
+        self.mlp = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.LayerNorm(WIDTH))
+        self.lstm = nn.LSTM(WIDTH, WIDTH, bidirectional=True)
+        self.stacked = nn.LSTM(WIDTH, WIDTH // 2, num_layers=2, batch_first=True)
+        self.gru = nn.GRU(WIDTH, WIDTH)
+        self.rnn = nn.RNN(WIDTH, WIDTH)
+        self.cell = nn.GRUCell(WIDTH, WIDTH)
+        self.conv = nn.Conv1d(WIDTH, WIDTH, 3)
+        self.same = nn.Conv1d(WIDTH, WIDTH, 3, padding=1, bias=False)
+        self.dilated = nn.Conv1d(WIDTH, 4, 2, padding=2, dilation=2)
+        self.strided = nn.Conv1d(WIDTH, WIDTH, 3, stride=2)
+        self.attention = nn.MultiheadAttention(WIDTH, 2, batch_first=True)
+        self.query = nn.Parameter(torch.randn(WIDTH))
+        self.matrix = nn.Parameter(torch.randn(WIDTH, WIDTH))
+
+    def forward(self, sentence: Any) -> Any:
+        return self.function(self, sentence)
+
+
+def embedded(function: Callable[[Reader, Tensor], Any]) -> Callable[[Reader, Tensor], Any]:
+    """Give a function the embedded words of a sentence."""
+    return lambda model, words: function(model, model.word(words))
+
+
+def attended(model: Reader, x: Tensor) -> Tensor:
+    weights = (x @ model.query).softmax(0)
+    return weights @ x
+
+
+def scored(model: Reader, words: Tensor) -> Tensor:
+    states, _ = model.lstm(model.word(words))
+    left, right = states.chunk(2, -1)
+    scores = left @ model.matrix @ right.T + model.score(right).T
+    return F.cross_entropy(scores, words % len(words), reduction="sum")
+
+
+def last_states(model: Reader, x: Tensor) -> Tensor:
+    _, (h, c) = model.lstm(x)
+    return torch.cat([h.flatten(), c.flatten()])
+
+
+def decayed(model: Reader, x: Tensor) -> Tensor:
+    state = x.new_zeros(WIDTH)
+    for step in x:
+        state = model.cell(step, state)
+    return state
+
+
+def halved(model: Reader, x: Tensor) -> Tensor:
+    middle = len(x) // 2
+    return x[:middle].sum(0) - x[middle:].sum(0)
+
+
+def looped(model: Reader, x: Tensor) -> Tensor:
+    state = (x, torch.tensor(0))
+    x, _ = while_loop(lambda x, n: n < 3, lambda x, n: (torch.tanh(model.linear(x)), n + 1), state)
+    return x.sum(0)
+
+
+def chosen(model: Reader, x: Tensor) -> Tensor:
+    is_positive = x.sum() > 0
+    return cond(is_positive, lambda x: model.linear(x).sum(0), lambda x: x.mean(0), (x,))
+
+
+FUNCTIONS: dict[str, Callable[[Reader, Tensor], Any]] = {
+    "linear, sum": embedded(lambda m, x: m.linear(x).sum(0)),
+    "mlp, mean": embedded(lambda m, x: m.mlp(x).mean(0)),
+    "wide, chunk": embedded(lambda m, x: torch.mul(*m.wide(x).chunk(2, -1)).sum(0)),
+    "two of a length": embedded(lambda m, x: (m.linear(x) + m.mlp(x) * x).max(0).values),
+    "shared operands": embedded(lambda m, x: (x * m.query + m.matrix[0]).logsumexp(0)),
+    "max": embedded(lambda m, x: x.max(dim=0).values + x.amin(0)),
+    "arguments": embedded(lambda m, x: x.argmax(0) - x.argmin(dim=0)),
+    "indices of min": embedded(lambda m, x: x.min(0).indices),
+    "softmax": embedded(lambda m, x: (F.softmax(m.linear(x), dim=0) * x).sum(0)),
+    "log_softmax": embedded(lambda m, x: m.linear(x).log_softmax(0).mean(0, keepdim=True)),
+    "sums of sums": embedded(lambda m, x: x.sum(0).sum() + x.mean(1).max() + x.sum()),
+    "integers": lambda m, words: (words * 2 + 1).max() + words.sum() - words.min(),
+    "masks": lambda m, words: m.word(words)[words > 3].sum(0),
+    "LSTM": embedded(lambda m, x: m.lstm(x)[0].tanh().sum(0)),
+    "last states": embedded(last_states),
+    "stacked LSTM": embedded(lambda m, x: m.stacked(x)[0][-1]),
+    "GRU": embedded(lambda m, x: m.gru(x)[0].max(0)[0] + m.gru(x)[1].squeeze(0)),
+    "RNN": embedded(lambda m, x: m.rnn(m.rnn(x)[0])[1]),
+    "cell by cell": embedded(decayed),
+    "convolution": embedded(lambda m, x: m.conv(x.T).relu().max(1).values),
+    "padded convolution": embedded(lambda m, x: m.same(x.t()).transpose(0, 1).sum(0)),
+    "dilated convolution": embedded(lambda m, x: m.dilated(x.transpose(0, 1)).mean(-1)),
+    "strided convolution": embedded(lambda m, x: m.strided(x.mT).sum(1)),
+    "convolutions": embedded(lambda m, x: m.conv(m.same(x.T).relu()).amax(1)),
+    "batch axis": embedded(lambda m, x: m.conv(x.T.unsqueeze(0)).relu().max(2)[0].squeeze(0)),
+    "pooled": embedded(lambda m, x: F.max_pool1d(m.conv(x.T), len(x) - 2).squeeze(1)),
+    "attention": embedded(lambda m, x: m.attention(x, x, x)[0].sum(0)),
+    "dot products": embedded(attended),
+    "scores of pairs": scored,
+    "norm": embedded(lambda m, x: (x / x.norm(dim=-1, keepdim=True)).sum(0)),
+    "ends": embedded(lambda m, x: x[0] * x[-1]),
+    "halves": embedded(halved),
+    "shifted": embedded(lambda m, x: (x[1:] * x[:-1]).sum(0)),
+    "reversed": embedded(lambda m, x: m.lstm(x.flip(0))[0][0]),
+    "joined": embedded(lambda m, x: torch.cat([x, m.linear(x)], -1).sum(0)),
+    "joined in time": embedded(lambda m, x: m.gru(torch.cat([x, x[:2]]))[1]),
+    "broadcast": embedded(lambda m, x: (x + x.mean(0)).pow(2).sum(0)),
+    "broadcast column": embedded(lambda m, x: (x * m.score(x)).sum(0)),
+    "list of rows": embedded(lambda m, x: total([m.linear(row) for row in x])),
+    "stacked rows": embedded(lambda m, x: torch.stack([row * 2 for row in x]).sum(0)),
+    "flattened": embedded(lambda m, x: x.flatten().sum() + x.reshape(-1, 2, 3).sum()),
+    "trace": embedded(lambda m, x: (x @ x.T).diagonal().sum() + (x.T @ x).sum()),
+    "one length": embedded(lambda m, x: m.linear(x[:2]).sum(0)),
+    "loop": embedded(looped),
+    "branch": embedded(chosen),
+    "no gradients": embedded(lambda m, x: m.linear(x).detach().sum(0) + x.sum(0)),
+    "reads": embedded(lambda m, x: m.linear(x).sum(0) * (2 if x.sum().item() > 0 else 3)),
+    "square": embedded(lambda m, x: F.pad(x, (0, 0, 0, 2)).tanh().T.sum(1)),
+}
+
+
+def sentences(rng: random.Random, sizes: list[int]) -> list[Tensor]:
+    return [torch.tensor([rng.randrange(WORDS) for _ in range(size)]) for size in sizes]
+
+
+def check(model: nn.Module, batched: nn.Module, examples: list[Any]) -> None:
+    """Compare results, and the gradients of a random projection of them."""
+    single = torch.stack([model(example) for example in examples])
+    many = batched(examples)
+    torch.testing.assert_close(many, single)
+    if single.requires_grad:
+        weights = torch.randn_like(single)
+        parameters = list(model.parameters())
+        options: Any = {"allow_unused": True, "materialize_grads": True}
+        expected = torch.autograd.grad((weights * single).sum(), parameters, **options)
+        got = torch.autograd.grad((weights * many).sum(), parameters, **options)
+        torch.testing.assert_close(got, expected)
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_single(name: str) -> None:
+    torch.manual_seed(0)
+    model = Reader(FUNCTIONS[name]).double()
+    batched = autobatch(model)
+    rng = random.Random(0)
+    for sizes in ([5, 3, 6], [4, 3, 8, 8, 9, 7], [10, 3, 6, 6, 11, 5], [6, 12, 5, 6, 13, 20, 3]):
+        check(model, batched, sentences(rng, sizes))
+    with torch.no_grad():
+        for sizes in ([7, 3, 4, 5, 8], [9, 6, 3, 3, 11]):
+            check(model, batched, sentences(rng, sizes))
