@@ -15,6 +15,8 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from pyg_dynbatch.autobatch import autobatch, cond, total, while_loop
@@ -176,3 +178,141 @@ def test_single(name: str) -> None:
     with torch.no_grad():
         for sizes in ([7, 3, 4, 5, 8], [9, 6, 3, 3, 11]):
             check(model, batched, sentences(rng, sizes))
+
+
+SOME = ["LSTM", "convolution", "scores of pairs", "two of a length", "softmax", "reads", "loop"]
+
+
+@pytest.mark.parametrize("name", SOME)
+def test_kept_recordings(name: str) -> None:
+    model = Reader(FUNCTIONS[name]).double()
+    batched = autobatch(model, cache=True)
+    rng = random.Random(0)
+    for sizes in ([5, 3, 6, 7, 8, 9], [10, 3, 6, 6, 11, 5], [5, 3, 6, 6, 11, 5]):
+        check(model, batched, sentences(rng, sizes))
+
+
+@pytest.mark.parametrize("name", [name for name in SOME if name != "reads"])
+def test_batches_made_ahead(name: str) -> None:
+    model = Reader(FUNCTIONS[name]).double()
+    batched = autobatch(model)
+    rng = random.Random(0)
+    for sizes in ([5, 3, 6, 7, 8, 9], [10, 3, 6, 6, 11, 5]):
+        examples = sentences(rng, sizes)
+        expected = torch.stack([model(example) for example in examples])
+        torch.testing.assert_close(batched(batched.collate(examples)), expected)
+        check(model, batched, examples)
+
+
+@pytest.mark.parametrize("name", [name for name in SOME if name != "loop"])
+def test_autocast(name: str) -> None:
+    torch.manual_seed(0)
+    model = Reader(FUNCTIONS[name])
+    batched = autobatch(model)
+    rng = random.Random(0)
+    for sizes in ([5, 3, 6, 7, 8, 9], [10, 3, 6, 6, 11, 5]):
+        examples = sentences(rng, sizes)
+        with torch.autocast("cpu", torch.bfloat16):
+            single = torch.stack([model(example) for example in examples])
+            many = batched(examples)
+        torch.testing.assert_close(many, single, rtol=0.05, atol=0.05)
+
+
+def test_gradients_of_examples() -> None:
+    """Sentences that are vectors of an earlier model."""
+    model = Reader(lambda m, x: m.conv(m.lstm(m.mlp(x))[0][:, :WIDTH].T).amax(1)).double()
+    batched = autobatch(model)
+    for sizes in ([5, 3, 6, 7, 8, 9], [10, 3, 6, 6, 11, 5]):
+        shapes = [(size, WIDTH) for size in sizes]
+        examples = [torch.randn(s, dtype=torch.float64, requires_grad=True) for s in shapes]
+        check(model, batched, examples)
+        weights = torch.randn(len(sizes), WIDTH, dtype=torch.float64)
+        single = torch.stack([model(example) for example in examples])
+        expected = torch.autograd.grad((weights * single).sum(), examples)
+        got = torch.autograd.grad((weights * batched(examples)).sum(), examples)
+        torch.testing.assert_close(got, expected)
+
+
+def test_results_of_one_length() -> None:
+    model = Reader(embedded(lambda m, x: (m.lstm(x)[0], m.linear(x).T))).double()
+    batched = autobatch(model)
+    rng = random.Random(0)
+    for size in (5, 3, 6, 7, 8, 9, 10, 3, 6):
+        examples = sentences(rng, [size] * 3)
+        single = zip(*map(model, examples), strict=True)
+        torch.testing.assert_close(batched(examples), tuple(map(torch.stack, single)))
+
+
+def test_different_lengths_cannot_be_stacked() -> None:
+    model = Reader(embedded(lambda m, x: m.linear(x)))
+    with pytest.raises(ValueError, match="shape"):
+        autobatch(model)(sentences(random.Random(0), [5, 3, 6, 7, 8, 9]))
+
+
+def test_lengths_of_two_arguments() -> None:
+    """A translation: each word of one sentence attends to all of another."""
+
+    def translated(m: Reader, pair: tuple[Tensor, Tensor]) -> Tensor:
+        source, target = (m.word(words) for words in pair)
+        states, _ = m.gru(source)
+        weights = (m.linear(target) @ states.T).softmax(-1)
+        return m.gru(weights @ states + target)[1].squeeze(0)
+
+    model = Reader(translated).double()
+    batched = autobatch(model)
+    rng = random.Random(0)
+    for _ in range(4):
+        sizes = [(rng.randint(1, 9), rng.randint(1, 9)) for _ in range(7)]
+        pairs = [tuple(sentences(rng, [*pair])) for pair in sizes]
+        check(model, batched, pairs)
+
+
+def test_steps_of_all_lengths() -> None:
+    """One step for sentences of twenty lengths, and few examinations of new ones."""
+    model = autobatch(Reader(FUNCTIONS["LSTM"]))
+    rng = random.Random(0)
+    for first in (3, 30, 60):
+        explanation = model.explain(sentences(rng, list(range(first, first + 20))))
+    assert explanation.steps == 1
+    assert {operation.way for operation in explanation.operations} == {
+        "positions",
+        "packed",
+        "padded",
+    }
+
+
+STEPS: list[Callable[[Reader, Tensor], Tensor]] = [
+    lambda m, x: m.linear(x).tanh(),
+    lambda m, x: m.mlp(x),
+    lambda m, x: m.lstm(x)[0][:, :WIDTH],
+    lambda m, x: m.gru(x)[0],
+    lambda m, x: m.same(x.T).T,
+    lambda m, x: torch.cat([x, x[:1] * 2]),
+    lambda m, x: x[1:] if len(x) > 1 else x,
+    lambda m, x: x.flip(0),
+    lambda m, x: x + x.mean(0),
+    lambda m, x: x.softmax(0) * x,
+    lambda m, x: (x @ x.T).softmax(-1) @ x,
+    lambda m, x: x * m.query,
+    lambda m, x: F.pad(x.T, (1, 0)).T,
+    lambda m, x: torch.stack([row.sin() for row in x]),
+]
+
+
+@given(
+    program=st.lists(st.integers(0, len(STEPS) - 1), max_size=6),
+    sizes=st.lists(st.lists(st.integers(1, 9), min_size=1, max_size=9), min_size=2, max_size=4),
+    cache=st.booleans(),
+)
+def test_random_programs(program: list[int], sizes: list[list[int]], cache: bool) -> None:
+    def function(m: Reader, x: Tensor) -> Tensor:
+        for number in program:
+            x = STEPS[number](m, x)
+        return x.max(0).values + x.sum(0)
+
+    torch.manual_seed(0)
+    model = Reader(embedded(function)).double()
+    batched = autobatch(model, cache=cache)
+    rng = random.Random(0)
+    for lengths in sizes:
+        check(model, batched, sentences(rng, lengths))

@@ -333,7 +333,8 @@ def convolve(layer: nn.Conv1d, rows: Sequences) -> Sequences:
     total = F.linear(positions[:windows], layer.weight[:, :, 0], layer.bias)
     for place in range(1, size):
         first = dilation * place
-        total = total + F.linear(positions[first : first + windows], layer.weight[:, :, place])
+        inputs = positions[first : first + windows]
+        total = torch.addmm(total, inputs, layer.weight[:, :, place].t())
     lengths = padded - dilation * (size - 1)
     kept = _ranges(padded.cumsum() - padded, lengths)
     return Sequences(total.index_select(0, _on(kept, total)), lengths, 1)

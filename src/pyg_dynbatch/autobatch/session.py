@@ -756,7 +756,7 @@ class Session(Recorder):
             wanted=wanted,
         )
         self.pending = left_out if wanted is None else left_out[:0]  # nobody will read the others
-        if self.table.lengths.buffers:
+        if self.table.lengths.buffers and self.can_run:
             steps = self._without_inputs(steps)
         return steps
 

@@ -294,8 +294,9 @@ class Run:
                 self.pending.append(Write(buffer, buffer.rows, rows))
             buffer.grow(spec.rows)
         unopened = zip(schedule.buffers[num_open:], schedule.constants[num_open:], strict=True)
+        device = schedule.device
         for spec, constants in unopened:
-            self._open_buffer(spec, constants, _input_rows(inputs, spec), schedule.device)
+            self._open_buffer(spec, constants, inputs, device)
         outer = current_run.set(self)
         try:
             for number, step in enumerate(schedule.steps):
@@ -304,9 +305,14 @@ class Run:
             current_run.reset(outer)
 
     def _open_buffer(
-        self, spec: BufferSpec, constants: Rows | None, inputs: Rows | None, device: torch.device
+        self,
+        spec: BufferSpec,
+        constants: Rows | None,
+        given: Mapping[RowType | str, Any],
+        device: torch.device,
     ) -> None:
         """Allocate a row buffer, and write its constants and inputs."""
+        inputs = _input_rows(given, spec)
         buffer = RowBuffer(spec.rows)
         self.buffers.append(buffer)
         types = parts_of(spec.row_type)
@@ -443,15 +449,15 @@ def as_parts(value: Any) -> Rows:
 
 def _input_rows(inputs: Mapping[RowType | str, Any], spec: BufferSpec) -> Rows | None:
     """Return the checked input rows of one buffer; None if it has none."""
-    kind = describe(spec.row_type)
     types = parts_of(spec.row_type)
     tag = types[0].tag if len(types) == 1 else ""
     rows = inputs.get(spec.row_type)
     if rows is None and tag:
         rows = inputs.get(tag)
+    if rows is None and not spec.inputs:
+        return None
+    kind = describe(spec.row_type)
     if rows is None:
-        if not spec.inputs:
-            return None
         what = f"Engine: the inputs of type {kind} are missing"
         got = f"inputs for {', '.join(map(str, inputs)) or 'nothing'}"
         hint = f"engine(schedule, inputs={{{tag or '<row type>'!r}: rows}})"
