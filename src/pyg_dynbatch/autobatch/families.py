@@ -201,9 +201,9 @@ def _as_expected(result: Any, kind: SequenceType | None) -> Any:
         return result.stacked() if of_any_length(result) else result
     if isinstance(result, Sequences) and kind.is_of_one_axis and result.axis == kind.axis:
         return result
-    if isinstance(result, Groups):
-        return result
-    return Groups.of_stacked(result.stacked() if isinstance(result, Sequences) else result)
+    if isinstance(result, Sequences):
+        return result.as_groups()
+    return result if isinstance(result, Groups) else Groups.of_stacked(result)
 
 
 # How calls of all lengths are made at once.

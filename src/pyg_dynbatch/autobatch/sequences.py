@@ -55,6 +55,11 @@ class Sequences:
             for positions, rows in zip(ordered.positions.split(counts), groups, strict=True)
         ]
 
+    def as_groups(self) -> "Groups":
+        """Return the same rows, those of one length stacked."""
+        groups = groups_of([self])
+        return Groups(self.grouped(groups), groups)
+
     @classmethod
     def of_stacked(cls, rows: Tensor, axis: int) -> "Sequences":
         """Return stacked rows ``[row, ...]``, which all have one length."""
@@ -245,13 +250,8 @@ def _joined(parts: Sequence[Sequences | Groups]) -> Sequences | Groups:
     flat = [part for part in parts if isinstance(part, Sequences)]
     if len(flat) == len(parts):
         return Sequences.joined(flat)
-    return Groups.joined(
-        [
-            part if isinstance(part, Groups) else Groups(part.grouped(rows), rows)
-            for part in parts
-            for rows in [[] if isinstance(part, Groups) else groups_of([part])]
-        ]
-    )
+    as_groups = [part.as_groups() if isinstance(part, Sequences) else part for part in parts]
+    return Groups.joined(as_groups)
 
 
 # Rows of one shape at a time.
