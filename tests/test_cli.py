@@ -1,5 +1,6 @@
 """The console script: train, test and predict small data, and complain in a few lines."""
 
+import logging
 import sys
 from pathlib import Path
 
@@ -97,6 +98,18 @@ def test_test_measures_what_fit_did(fitted: dict[str, Path], monkeypatch, capsys
 def test_a_run_without_a_test_part_prints_no_test_figure(folder: Path, capsys) -> None:
     assert run("fit", "--config", "tree.yaml") == 0
     assert "test/" not in capsys.readouterr().out
+
+
+def test_the_log_of_a_run_has_no_adverts(folder: Path, capsys, caplog) -> None:
+    log = "lightning.pytorch.utilities.rank_zero"
+    with caplog.at_level("INFO", log):
+        assert run("fit", "--config", "tree.yaml", "--trainer.max_epochs", "1") == 0
+        said = [record.getMessage() for record in caplog.records if record.name == log]
+        assert any(line.startswith("GPU available") for line in said)
+        assert not any(line.startswith(("TPU", "💡")) for line in said)
+        assert "model: TreeClassifier, " in capsys.readouterr().out
+        logging.getLogger(log).info("TPU available: for others")
+    assert "for others" in caplog.text
 
 
 def test_fit_goes_on_from_a_checkpoint(folder: Path) -> None:

@@ -44,9 +44,10 @@ def _run(words: list[str]) -> int:
     elif words[:1] == ["predict"]:
         predict(words[1:])
     else:
-        from pyg_dynbatch.lightning.cli import CLI
+        from pyg_dynbatch.lightning.cli import CLI, without_adverts
 
-        CLI(words or ["--help"])
+        with without_adverts():
+            CLI(words or ["--help"])
     return 0
 
 
