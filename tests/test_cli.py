@@ -8,6 +8,7 @@ import pytest
 import torch
 import yaml
 
+from pyg_dynbatch import cli
 from pyg_dynbatch.cli import main
 from pyg_dynbatch.models import load
 from tests.console import TRAINER, complaint, rows_of, run
@@ -230,6 +231,16 @@ def test_traceback_on_request(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_fast_dev_run_writes_nothing(folder: Path) -> None:
     assert run("fit", "--config", "tree.yaml", "--trainer.fast_dev_run", "true") == 0
     assert not Path("runs").exists()
+
+
+def test_only_the_console_script_keeps_freed_memory(monkeypatch, capsys) -> None:
+    kept = []
+    monkeypatch.setattr(cli, "keep_freed_memory", lambda: kept.append(True))
+    assert main(["--version"]) == 0
+    assert not kept
+    monkeypatch.setattr(sys, "argv", ["pyg-dynbatch", "--version"])
+    assert main() == 0
+    assert kept == [True]
 
 
 def test_version_and_help(capsys) -> None:

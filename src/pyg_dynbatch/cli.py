@@ -13,11 +13,13 @@ from pathlib import Path
 from pydoc import locate
 from typing import Any
 
-from pyg_dynbatch import __version__
+from pyg_dynbatch import __version__, keep_freed_memory
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command line, and return its exit code."""
+    if argv is None:  # the process is that of the console script
+        keep_freed_memory()
     words = list(sys.argv[1:] if argv is None else argv)
     try:
         with warnings.catch_warnings():
