@@ -18,7 +18,7 @@ extensions = [
 suppress_warnings = ["myst.xref_missing", "myst.xref_ambiguous"]
 
 # Pages and notebooks
-myst_enable_extensions = ["attrs_inline", "deflist"]
+myst_enable_extensions = ["alert", "attrs_inline", "deflist"]
 myst_heading_anchors = 3
 nb_execution_mode = "force"
 nb_execution_raise_on_error = True
