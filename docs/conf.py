@@ -10,6 +10,7 @@ version = release = __version__
 extensions = [
     "myst_nb",
     "sphinx.ext.autodoc",
+    "sphinx.ext.autosummary",
     "sphinx.ext.napoleon",
     "sphinx.ext.viewcode",
     "sphinx_copybutton",
@@ -44,3 +45,4 @@ napoleon_custom_sections = ["Shape", "Reference"]
 html_theme = "furo"
 html_title = project
 html_static_path = ["_static"]
+html_css_files = ["site.css"]

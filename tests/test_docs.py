@@ -4,6 +4,7 @@ import re
 import shlex
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -64,6 +65,14 @@ def test_the_page_of_examples_lists_every_example() -> None:
     text = (ROOT / "docs" / "examples.md").read_text(encoding="utf-8")
     shown = set(re.findall(r"^\| \[?`(\w+\.py)`", text, flags=re.MULTILINE))
     assert shown == {path.name for path in (ROOT / "examples").glob("*.py")}
+
+
+@pytest.mark.parametrize("page", sorted((ROOT / "docs/api").glob("*.rst")), ids=lambda p: p.stem)
+def test_the_reference_lists_every_public_name(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    module = import_module(text.partition("\n")[0])
+    shown = re.findall(rf"^   ~{module.__name__}\.(\w+)$", text, flags=re.MULTILINE)
+    assert sorted(shown) == sorted(set(module.__all__) - {"__version__"})
 
 
 @EVERY_PAGE
