@@ -303,4 +303,4 @@ def test_without_rdkit_one_clear_message(monkeypatch: pytest.MonkeyPatch) -> Non
     rdkit_module.cache_clear()
     with pytest.raises(ImportError, match="RDKit") as caught:
         MoleculeFeaturizer()("CCO")
-    assert 'pip install "pyg_dynbatch[chem]"' in str(caught.value)
+    assert "pip install -e '.[chem]'" in str(caught.value)
