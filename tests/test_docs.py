@@ -1,6 +1,7 @@
 """Code and commands of the pages run, the index lists every page, and the site is built."""
 
 import re
+import runpy
 import shlex
 import subprocess
 import sys
@@ -11,6 +12,8 @@ import pytest
 import yaml
 
 from pyg_dynbatch.cli import main
+from pyg_dynbatch.data import from_nested
+from pyg_dynbatch.loader import Collater
 
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
@@ -111,6 +114,15 @@ def test_the_page_on_architecture_names_existing_files_and_names() -> None:
         source = (package / file).read_text(encoding="utf-8")
         for name in re.findall(r"`(\w+)`", names):
             assert re.search(rf"^(class|def) {name}\b", source, flags=re.MULTILINE), (file, name)
+
+
+def test_the_picture_of_the_readme_counts_the_calls(tmp_path: Path) -> None:
+    drawn = runpy.run_path(str(ROOT / "docs" / "draw_batching.py"))
+    trees = [from_nested(tree) for tree in drawn["TREES"]]
+    sizes = Collater(arity=2)(trees).schedule.level_sizes
+    assert (len(sizes), sum(sizes)) == (5, 25)  # as the README says
+    frames = [drawn["draw"](trees, sizes, steps).tobytes() for steps in (0, 5)]
+    assert len(frames[0]) == len(frames[1]) and frames[0] != frames[1]
 
 
 def test_walks_are_short() -> None:
