@@ -7,6 +7,11 @@ a ratio is the median of the ratios within the rounds.
 A record is a flat dictionary with ``bench``, ``case``, ``batch`` (number of examples), ``mode``
 (how it is computed), ``phase`` (part of the work), ``median_seconds``, ``ratio``, ``ratio_to``,
 fields specific to the benchmark, and the machine.
+
+Outputs and gradients of all contenders are compared for the same weights before anything is timed;
+if they differ, nothing is. The first round is a warm-up. On a GPU, every phase ends with a
+synchronisation. Python's garbage collector runs between the runs. The process keeps freed memory
+for all contenders, and returns it to the system before a peak is measured.
 """
 
 import argparse

@@ -2,6 +2,8 @@
 
 The set holds copies of the molecules that come with RDKit, featurized once. Batches are shuffled,
 and read from the file that is mapped into memory, by the process that trains.
+
+``open`` is what a second start of a run pays.
 """
 
 import sys

@@ -3,6 +3,8 @@
 SPINN, adaptive computation time, a greedy and a beam decoder, and a tree that grows by its own
 predictions: one example after the other, batched with Python's decisions, batched with
 ``while_loop`` and ``cond``, and the same with ``cache=True`` from the second pass on.
+
+``times as fast`` is relative to the plain loop, in the same rounds.
 """
 
 import sys

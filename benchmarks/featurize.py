@@ -3,6 +3,8 @@
 On the molecules that come with RDKit and on your own files: atoms and pairs, and descriptors of
 whole molecules. The ratio is to the calls of RDKit that the Kearnes features need, in a loop that
 does nothing else: parsing, getters of atoms, bond orders, rings, charges, patterns.
+
+Processes are started beforehand. ``x RDKit`` is the time over that of RDKit alone.
 """
 
 import sys

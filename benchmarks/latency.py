@@ -2,6 +2,10 @@
 
 Every call is timed by itself, on examples that are all different; contenders take turns, with all
 calls of a round one after another. Python's garbage collector runs between rounds only.
+
+``ready batch`` was collated before, ``alone, from Data`` is ``model(tree)``, ``from Data`` and
+``from SMILES`` collate (and featurize) in every call, ``from objects`` also converts nested tuples.
+Shown are the median, the 95th and the 99th percentile.
 """
 
 import copy

@@ -1,8 +1,8 @@
-"""Reference figures: test metrics of the configurations beside published ones, on one page.
+"""Reference figures: test metrics of the configurations beside published ones, in one table.
 
 Each row runs its command with every seed and reads the metrics of the test from ``metrics.csv`` of
 the run. Runs are kept in a folder, so only those that are missing are run; delete the folder of one
-to run it again. The page docs/reference.md is written from the figures in
+to run it again. The table in benchmarks/RESULTS.md is written from the figures in
 benchmarks/reference.json, to which the results are added.
 """
 
@@ -26,7 +26,7 @@ from benchmarks import bench
 from pyg_dynbatch.files import write_atomically
 
 ROOT = Path(__file__).parents[1]
-PAGE = ROOT / "docs" / "reference.md"
+PAGE = ROOT / "benchmarks" / "RESULTS.md"
 FIGURES = ROOT / "benchmarks" / "reference.json"
 SEEDS = (1, 2, 3, 4, 5)
 
@@ -182,38 +182,30 @@ def _shown(values: Sequence[float], percent: bool) -> str:
 
 def _cells(name: str, figures: Mapping[str, Figures]) -> list[str]:
     row = ROWS[name]
-    ours = "not run"
-    if name in figures:
-        tested = figures[name]["test"]
-        ours = " / ".join(_shown(tested[metric], row.percent) for metric in row.metrics)
-        ours += f" ({len(figures[name]['seeds'])})"
-    link = f"[{row.data}]({row.page})"
-    return [link, row.split, row.unit, ours, row.published, row.baseline, f"`{name}`"]
+    tested = figures[name]["test"]
+    ours = " / ".join(_shown(tested[metric], row.percent) for metric in row.metrics)
+    ours += f" ({len(figures[name]['seeds'])})"
+    link = f"[{row.data}](../docs/{row.page})"
+    return [f"`{name}`", link, row.split, row.unit, ours, row.published, row.baseline]
 
 
 def table(figures: Mapping[str, Figures]) -> str:
     """Write the table of the page."""
-    header = ["data", "split", "metric", "ours (runs)", "published", "plain baseline", "row"]
-    lines = [header, ["---"] * len(header), *(_cells(name, figures) for name in ROWS)]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-
-def commands() -> str:
-    """List the commands."""
-    return "\n".join(row.command for row in ROWS.values())
+    header = ["row", "data", "split", "metric", "ours (runs)", "published", "plain baseline"]
+    rule = "|" + "---|" * len(header)
+    lines = [header, *(_cells(name, figures) for name in ROWS if name in figures)]
+    rows = [f"| {' | '.join(line)} |" for line in lines]
+    return "\n".join([rows[0], rule, *rows[1:]])
 
 
 def page(text: str, figures: Mapping[str, Figures]) -> str:
-    """Return the page with the parts between marks written from the figures."""
-    parts = {"table": table(figures), "commands": f"```\n{commands()}\n```"}
-    for mark, part in parts.items():
-        begin = f"<!-- {mark} -->\n"
-        end = f"<!-- end of {mark} -->"
-        divided = re.fullmatch(f"(.*{begin}).*?({end}.*)", text, re.DOTALL)
-        if not divided:
-            raise SystemExit(f"{PAGE}: the marks of the part '{mark}' are missing")
-        text = f"{divided[1]}{part}\n{divided[2]}"
-    return text
+    """Return the page with the table between its marks written from the figures."""
+    begin = "<!-- table -->\n"
+    end = "<!-- end of table -->"
+    divided = re.fullmatch(f"(.*{begin}).*?({end}.*)", text, re.DOTALL)
+    if not divided:
+        raise SystemExit(f"{PAGE}: the marks of the table are missing")
+    return f"{divided[1]}{table(figures)}\n{divided[2]}"
 
 
 def _write(path: Path, text: str) -> None:
@@ -221,12 +213,12 @@ def _write(path: Path, text: str) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run rows, and write the page."""
+    """Run rows, and write the table."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.reference", description=__doc__)
     add = parser.add_argument
     add("--rows", nargs="*", choices=ROWS, default=list(ROWS), help="none to write the page alone")
     data = Path(os.environ.get("PYG_DYNBATCH_DATA", "data"))
-    add("--data", type=Path, default=data, metavar="FOLDER", help="as in docs/reference.md")
+    add("--data", type=Path, default=data, metavar="FOLDER", help="with sst, glove, molecules")
     results = Path("runs", "reference")
     add("--results", type=Path, default=results, metavar="FOLDER", help=f"default: {results}")
     options = parser.parse_args(argv)

@@ -1,6 +1,13 @@
 """Trees per second on sentiment trees, compared with bare products and a loop over nodes.
 
 A binary Tree-LSTM classifier in training and inference, and the share of time spent on collating.
+
+``fused`` is the model itself, ``unshared`` computes every leaf, ``generic`` runs the cell level by
+level with ordinary autograd, ``engine`` runs recorded calls of two modules, ``linear`` the same
+with ``pyg_dynbatch.nn.linear``. ``bare`` are the matrix products alone, in preallocated memory;
+``bare, packed`` the same by oneDNN with packed matrices where that is faster. ``one by one`` is a
+loop over the nodes of a few trees, scaled. ``step`` adds the optimiser. ``fetch`` and ``collate``
+are measured in the same process; with loader workers, they run in parallel to the step.
 """
 
 import random

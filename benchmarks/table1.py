@@ -3,6 +3,13 @@
 Trees of one shape batched by hand, the same trees batched dynamically, and trees of different
 shapes batched dynamically; inference and training, with the schedule ready and end to end. A batch
 of 1,024 takes minutes on a CPU and 5 GB.
+
+The cell has a ReLU layer and four gates, 1,024 units, 128 leaves; ``tai`` is the N-ary Tree-LSTM.
+``manual`` batches trees of one shape by hand, ``dynamic`` by a layer, ``different`` has a shape per
+tree. ``cost`` is dynamic over manual, ``shapes`` different over dynamic, ``speedup`` the time of
+manual at batch 1 over that of different, ``x bare`` the time over the bare matrix products. ``end
+to end`` includes making and moving the batch and its schedule. Leaves are computed once per
+occurrence. Fold reports at batch 1,024 a cost of 1.27 (CPU) and 1.62 (GPU).
 """
 
 import sys

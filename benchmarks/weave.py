@@ -2,6 +2,11 @@
 
 The factored layer, a plain implementation over all ordered pairs, and the engine on recordings;
 then growth with the size of a single molecule.
+
+``fused`` is ``WeaveStack``: each pair once, the first module on pair codes. ``plain`` has the
+published equations with one row per ordered pair. ``engine`` makes one call per function and atom
+or pair. ``bare`` are the matrix products of the factored form. What depends on the structure is
+computed beforehand. ``forward`` saves what the backward pass needs, ``inference`` does not.
 """
 
 import copy

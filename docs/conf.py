@@ -10,6 +10,7 @@ version = release = __version__
 extensions = [
     "myst_nb",
     "sphinx.ext.autodoc",
+    "sphinx.ext.autosummary",
     "sphinx.ext.napoleon",
     "sphinx.ext.viewcode",
     "sphinx_copybutton",
@@ -18,7 +19,7 @@ extensions = [
 suppress_warnings = ["myst.xref_missing", "myst.xref_ambiguous"]
 
 # Pages and notebooks
-myst_enable_extensions = ["attrs_inline", "deflist"]
+myst_enable_extensions = ["alert", "attrs_inline", "deflist"]
 myst_heading_anchors = 3
 nb_execution_mode = "force"
 nb_execution_raise_on_error = True
@@ -44,3 +45,4 @@ napoleon_custom_sections = ["Shape", "Reference"]
 html_theme = "furo"
 html_title = project
 html_static_path = ["_static"]
+html_css_files = ["site.css"]

@@ -1,5 +1,6 @@
 """The console script: train, test and predict small data, and complain in a few lines."""
 
+import logging
 import sys
 from pathlib import Path
 
@@ -7,6 +8,7 @@ import pytest
 import torch
 import yaml
 
+from pyg_dynbatch import cli
 from pyg_dynbatch.cli import main
 from pyg_dynbatch.models import load
 from tests.console import TRAINER, complaint, rows_of, run
@@ -97,6 +99,18 @@ def test_test_measures_what_fit_did(fitted: dict[str, Path], monkeypatch, capsys
 def test_a_run_without_a_test_part_prints_no_test_figure(folder: Path, capsys) -> None:
     assert run("fit", "--config", "tree.yaml") == 0
     assert "test/" not in capsys.readouterr().out
+
+
+def test_the_log_of_a_run_has_no_adverts(folder: Path, capsys, caplog) -> None:
+    log = "lightning.pytorch.utilities.rank_zero"
+    with caplog.at_level("INFO", log):
+        assert run("fit", "--config", "tree.yaml", "--trainer.max_epochs", "1") == 0
+        said = [record.getMessage() for record in caplog.records if record.name == log]
+        assert any(line.startswith("GPU available") for line in said)
+        assert not any(line.startswith(("TPU", "💡")) for line in said)
+        assert "model: TreeClassifier, " in capsys.readouterr().out
+        logging.getLogger(log).info("TPU available: for others")
+    assert "for others" in caplog.text
 
 
 def test_fit_goes_on_from_a_checkpoint(folder: Path) -> None:
@@ -217,6 +231,16 @@ def test_traceback_on_request(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_fast_dev_run_writes_nothing(folder: Path) -> None:
     assert run("fit", "--config", "tree.yaml", "--trainer.fast_dev_run", "true") == 0
     assert not Path("runs").exists()
+
+
+def test_only_the_console_script_keeps_freed_memory(monkeypatch, capsys) -> None:
+    kept = []
+    monkeypatch.setattr(cli, "keep_freed_memory", lambda: kept.append(True))
+    assert main(["--version"]) == 0
+    assert not kept
+    monkeypatch.setattr(sys, "argv", ["pyg-dynbatch", "--version"])
+    assert main() == 0
+    assert kept == [True]
 
 
 def test_version_and_help(capsys) -> None:

@@ -1,15 +1,19 @@
 """Code and commands of the pages run, the index lists every page, and the site is built."""
 
 import re
+import runpy
 import shlex
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 import yaml
 
 from pyg_dynbatch.cli import main
+from pyg_dynbatch.data import from_nested
+from pyg_dynbatch.loader import Collater
 
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
@@ -66,6 +70,14 @@ def test_the_page_of_examples_lists_every_example() -> None:
     assert shown == {path.name for path in (ROOT / "examples").glob("*.py")}
 
 
+@pytest.mark.parametrize("page", sorted((ROOT / "docs/api").glob("*.rst")), ids=lambda p: p.stem)
+def test_the_reference_lists_every_public_name(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    module = import_module(text.partition("\n")[0])
+    shown = re.findall(rf"^   ~{module.__name__}\.(\w+)$", text, flags=re.MULTILINE)
+    assert sorted(shown) == sorted(set(module.__all__) - {"__version__"})
+
+
 @EVERY_PAGE
 def test_commands_and_configs_exist(page: Path) -> None:
     for command, *_ in commands(page):
@@ -102,6 +114,15 @@ def test_the_page_on_architecture_names_existing_files_and_names() -> None:
         source = (package / file).read_text(encoding="utf-8")
         for name in re.findall(r"`(\w+)`", names):
             assert re.search(rf"^(class|def) {name}\b", source, flags=re.MULTILINE), (file, name)
+
+
+def test_the_picture_of_the_readme_counts_the_calls(tmp_path: Path) -> None:
+    drawn = runpy.run_path(str(ROOT / "docs" / "draw_batching.py"))
+    trees = [from_nested(tree) for tree in drawn["TREES"]]
+    sizes = Collater(arity=2)(trees).schedule.level_sizes
+    assert (len(sizes), sum(sizes)) == (5, 25)  # as the README says
+    frames = [drawn["draw"](trees, sizes, steps).tobytes() for steps in (0, 5)]
+    assert len(frames[0]) == len(frames[1]) and frames[0] != frames[1]
 
 
 def test_walks_are_short() -> None:

@@ -41,7 +41,23 @@ def test_the_first_example_is_short() -> None:
 
 @pytest.mark.parametrize("page", LINKED, ids=lambda page: page.name)
 def test_links_inside_the_repository_are_not_broken(page: Path) -> None:
-    text = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.M | re.S)
-    targets = re.findall(r"\]\(([^)#\s]+)[^)]*\)", text)
-    inside = [target for target in targets if "://" not in target]
-    assert [target for target in inside if not (page.parent / target).exists()] == []
+    targets = re.findall(r"\]\(([^)\s]+)\)", without_code(page))
+    broken = []
+    for target in targets:
+        path, _, anchor = target.partition("#")
+        file = page.parent / path if path else page
+        if "://" in target or (file.exists() and not anchor):
+            continue
+        if not file.exists() or anchor not in anchors(file):
+            broken.append(target)
+    assert broken == []
+
+
+def without_code(page: Path) -> str:
+    return re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.M | re.S)
+
+
+def anchors(page: Path) -> set[str]:
+    """Return the anchors of a page's headings, as GitHub and Sphinx make them."""
+    headings = re.findall(r"^#+ (.*)$", without_code(page), flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}

@@ -13,11 +13,13 @@ from pathlib import Path
 from pydoc import locate
 from typing import Any
 
-from pyg_dynbatch import __version__
+from pyg_dynbatch import __version__, keep_freed_memory
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command line, and return its exit code."""
+    if argv is None:  # the process is that of the console script
+        keep_freed_memory()
     words = list(sys.argv[1:] if argv is None else argv)
     try:
         with warnings.catch_warnings():
@@ -44,9 +46,10 @@ def _run(words: list[str]) -> int:
     elif words[:1] == ["predict"]:
         predict(words[1:])
     else:
-        from pyg_dynbatch.lightning.cli import CLI
+        from pyg_dynbatch.lightning.cli import CLI, without_adverts
 
-        CLI(words or ["--help"])
+        with without_adverts():
+            CLI(words or ["--help"])
     return 0
 
 

@@ -56,6 +56,12 @@ def roc_auc(score: ExampleValues, positive: np.ndarray) -> float:
     return float((_ranks(score)[positive].sum() - hits**2 / 2) / (hits * (positive.size - hits)))
 
 
+def majority_accuracy(gold: np.ndarray) -> float:
+    """Return the accuracy of one answer for all examples, their most frequent class."""
+    _, counts = np.unique(gold, return_counts=True)
+    return float(counts.max() / counts.sum())
+
+
 def varies(values: np.ndarray) -> bool:
     """Return whether there are two different values."""
     return bool(values.size) and bool(values.min() < values.max())

@@ -10,7 +10,7 @@ import pyg_dynbatch
 from pyg_dynbatch import blocks as td
 from tests.core.helpers import message
 
-PAGE = Path(__file__).parents[2] / "docs" / "from_fold.md"
+PAGE = Path(__file__).parents[2] / "docs" / "coming_from.md"
 
 FOLD = {
     "Types": "TensorType TupleType SequenceType BroadcastSequenceType PyObjectType VoidType "
@@ -41,7 +41,7 @@ NAMED = [name for names in FOLD.values() for name in names.split()]
 def rows(section: str) -> list[list[str]]:
     """The cells of all tables of a section, without their heads."""
     text = PAGE.read_text(encoding="utf-8")
-    part = re.search(rf"^## {section}\n(.*?)(?=^## |\Z)", text, flags=re.MULTILINE | re.DOTALL)
+    part = re.search(rf"^### {section}\n(.*?)(?=^##|\Z)", text, flags=re.MULTILINE | re.DOTALL)
     assert part is not None
     lines = re.findall(r"^\| *`.*\|$", part[1], flags=re.MULTILINE)
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]

@@ -31,7 +31,10 @@ def test_one_atom_has_no_other_field_of_atoms():
 def test_bonds_in_both_directions():
     chain = molecule(4).with_bonds(TABLE)
     assert chain.edge_index.tolist() == [[0, 1, 1, 2, 2, 3], [1, 0, 2, 1, 3, 2]]
+    features = TABLE.features[TABLE.distance == 1]
+    assert torch.equal(chain.edge_attr, features.expand(6, -1))
     assert molecule(1).with_bonds(TABLE).edge_index.shape == (2, 0)
+    assert len(molecule(1).with_bonds(TABLE).edge_attr) == 0
     assert molecule(0).with_bonds(TABLE).edge_index.shape == (2, 0)
 
 

@@ -90,6 +90,19 @@ def test_a_molecule_without_atoms_is_empty_data() -> None:
     assert data.descriptor.isnan().all()
 
 
+def test_a_graph_has_the_bonds_of_rdkit_with_their_features() -> None:
+    text = "C1=CC=CC1C(=O)Nc1ccc(C#N)cc1"
+    graph = KEARNES.graph(text)
+    mol = Chem.MolFromSmiles(text)
+    assert graph.num_edges == 2 * mol.GetNumBonds()
+    orders = ["SINGLE", "DOUBLE", "TRIPLE", "AROMATIC"]  # the first columns of the table
+    edges = zip(graph.edge_index.T.tolist(), graph.edge_attr, strict=True)
+    for (first, second), features in edges:
+        bond = mol.GetBondBetweenAtoms(first, second)
+        assert features[:4].argmax() == orders.index(bond.GetBondType().name)
+        assert features[-1] == bond.IsInRing()
+
+
 def test_hydrogens_become_atoms_after_the_others() -> None:
     data = MoleculeFeaturizer(explicit_hydrogens=True)("C[C@H](N)O")
     assert data.num_nodes == 11 and data.x.shape[1] == 28
@@ -290,4 +303,4 @@ def test_without_rdkit_one_clear_message(monkeypatch: pytest.MonkeyPatch) -> Non
     rdkit_module.cache_clear()
     with pytest.raises(ImportError, match="RDKit") as caught:
         MoleculeFeaturizer()("CCO")
-    assert 'pip install "pyg_dynbatch[chem]"' in str(caught.value)
+    assert "pip install -e '.[chem]'" in str(caught.value)

@@ -197,9 +197,11 @@ def test_metrics_of_labels_are_those_of_scikit_learn() -> None:
                 sklearn_metrics.roc_auc_score(gold, score),
                 sklearn_metrics.average_precision_score(gold, score),
                 sklearn_metrics.accuracy_score(gold, score > 0),
+                sklearn_metrics.accuracy_score(gold, np.zeros_like(gold)),  # most are 0
             )
         )
-    expected = dict(zip(("roc_auc", "prc_auc", "accuracy"), np.mean(each, 0), strict=True))
+    names = ("roc_auc", "prc_auc", "accuracy", "majority_accuracy")
+    expected = dict(zip(names, np.mean(each, 0), strict=True))
     assert scored(model_of("binary"), output, target) == pytest.approx(expected)
 
 
@@ -210,6 +212,7 @@ def test_metrics_of_classes_are_those_of_scikit_learn() -> None:
     chance = output.softmax(1).numpy()
     expected = {
         "accuracy": sklearn_metrics.accuracy_score(gold, chance.argmax(1)),
+        "majority_accuracy": max(np.bincount(gold.astype(int))) / 50,
         "roc_auc": sklearn_metrics.roc_auc_score(gold, chance, multi_class="ovr"),
     }
     assert scored(model_of("multiclass", ("one",)), output, target) == pytest.approx(expected)
@@ -242,7 +245,7 @@ def test_what_is_not_defined_is_left_out() -> None:
     constant = scored(model_of(names=("one",)), output[:, :1], torch.ones(4, 1).double())
     assert set(constant) == {"rmse", "mae", "scaled_rmse"}
     ones = scored(model_of("multiclass", ("one",)), torch.randn(4, 3), torch.ones(4, 1).double())
-    assert set(ones) == {"accuracy"}
+    assert set(ones) == {"accuracy", "majority_accuracy"}
 
 
 # Tables of predictions.

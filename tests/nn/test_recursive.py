@@ -192,6 +192,7 @@ def test_refuses_explainers_without_one_mask_per_edge() -> None:
     schedule = schedule_structure(TREE.edge_index, TREE.num_nodes, arity=2)
     layer.explain = True  # and no mask, as GraphMaskExplainer does
     parts = "NaryTreeLSTM: the explainer does not set one mask value per edge", "no edge mask"
+    parts += ("clear_masks(model)",)
     refused(ValueError, lambda: layer(x, TREE.edge_index), *parts)
     set_masks(layer, torch.ones(3), TREE.edge_index)
     refused(ValueError, lambda: layer(x, TREE.edge_index), "float32 tensor [3]")

@@ -98,7 +98,7 @@ def test_two_ranks_are_one_of_twice_the_batch(tmp_path: Path, share: str, reduct
     whole, half, batches = SHARES[share]
     start, alone, metrics = fitted(tmp_path, 1, reduction, 1, **whole)
     _, both, metrics_of_both = fitted(tmp_path, 2, reduction, batches, **half)
-    assert {"train/loss", "val/loss", "val/accuracy", "val/node_accuracy"} == set(metrics)
+    assert {"train/loss", "val/loss", "val/accuracy", "val/node_accuracy"} <= set(metrics)
     torch.testing.assert_close(metrics_of_both, metrics, atol=1e-6, rtol=1e-6)
     torch.testing.assert_close(both, alone, atol=1e-10, rtol=1e-10)
     assert largest_change(start, alone) > 1e-3, "the steps are big enough to differ"
@@ -229,4 +229,4 @@ def test_spawned_ranks(tmp_path: Path) -> None:
     run = trainer(tmp_path, devices=2, strategy="ddp_spawn")
     run.fit(module, datamodule=data)
     (logged,) = run.test(module, datamodule=data, verbose=False)
-    assert {"test/loss", "test/accuracy", "test/node_accuracy"} == set(logged)
+    assert {"test/loss", "test/accuracy", "test/node_accuracy"} <= set(logged)

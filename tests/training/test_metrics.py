@@ -1,5 +1,6 @@
 """Losses and accuracies of trees: against counting by hand in plain Python."""
 
+from collections import Counter
 from types import SimpleNamespace
 from typing import Any
 
@@ -50,6 +51,12 @@ def test_accuracies_are_those_counted_by_hand(drawn: list[tuple[list[float], int
         "binary_accuracy": [binary(n) for n in polar if n in roots],
         "node_binary_accuracy": [binary(n) for n in polar],
     }
+    # The most frequent class, for all rows, and for all rows that are roots.
+    for prefix, nodes_counted in (("", [n for n in known if n in roots]), ("node_", known)):
+        counts = Counter(labels[n] for n in nodes_counted)
+        hits[f"{prefix}majority_accuracy"] = [
+            labels[n] == counts.most_common()[0][0] for n in nodes_counted
+        ]
     # What is not defined is left out.
     expected = {name: sum(each) / len(each) for name, each in hits.items() if each}
     assert classifier(polarity=True).metrics(columns) == pytest.approx(expected)

@@ -100,7 +100,9 @@ def test_logged_are_loss_and_metrics_of_the_whole_split(fitted: Fitted, tmp_path
         loss, terms = model.loss(model(batch), batch)
     metrics = model.metrics({name: each.numpy() for name, each in model.predict(batch).items()})
     assert set(metrics) == {
-        f"{prefix}{name}" for prefix in ("", "node_") for name in ("accuracy", "binary_accuracy")
+        f"{prefix}{name}"
+        for prefix in ("", "node_")
+        for name in ("accuracy", "majority_accuracy", "binary_accuracy")
     }
     expected = {f"test/{name}": value for name, value in metrics.items()}
     expected["test/loss"] = float(loss / terms)

@@ -54,7 +54,7 @@ def optional(module: str, problem: str, extra: str, expected: object = "") -> An
     try:
         return import_module(module)
     except ImportError as error:
-        hint = f"pip install 'pyg_dynbatch[{extra}]'"
+        hint = f"in the checkout: pip install -e '.[{extra}]'"
         raise mismatch(ImportError, problem, expected, error, hint=hint) from error
 
 

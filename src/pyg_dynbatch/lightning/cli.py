@@ -1,6 +1,9 @@
 """The command line: LightningCLI for a Model, its Task and a DataModule."""
 
+import logging
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +48,8 @@ class CLI(LightningCLI):
             # Lightning's "auto" would choose Apple's GPU, which has no float64.
             trainer_defaults={
                 "accelerator": "cuda" if torch.cuda.is_available() else "cpu",
+                # Its table has one row, and counts no operations of a schedule.
+                "enable_model_summary": False,
                 "logger": lazy_instance(CSVLogger, save_dir="runs", name="default"),
             },
             parser_kwargs={
@@ -115,6 +120,10 @@ class CLI(LightningCLI):
         """Read the checkpoint, if there is one, before anything is written."""
         if self.config[self.subcommand].ckpt_path is not None:
             self._check_checkpoint()
+        model = self.model.model
+        size = sum(weight.numel() for weight in model.parameters())
+        if self.trainer.is_global_zero:
+            print(f"model: {type(model).__name__}, {size:,} parameters")
 
     def before_validate(self) -> None:
         """Refuse to measure random weights."""
@@ -173,6 +182,24 @@ _DESCRIPTION = (
     "Train and test networks over trees and molecules. 'pyg-dynbatch predict --help' tells how to "
     "predict a file with a checkpoint."
 )
+
+
+@contextmanager
+def without_adverts() -> Iterator[None]:
+    """Leave out of Lightning's log what tells nothing about a run, until the block ends."""
+    log = logging.getLogger("lightning.pytorch.utilities.rank_zero")
+
+    def is_wanted(record: logging.LogRecord) -> bool:
+        return not record.getMessage().startswith(_ADVERTS)
+
+    log.addFilter(is_wanted)
+    try:
+        yield
+    finally:
+        log.removeFilter(is_wanted)
+
+
+_ADVERTS = ("TPU available", "💡 Tip")
 
 
 def packaged_configs() -> dict[str, Path]:

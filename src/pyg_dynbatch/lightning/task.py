@@ -188,7 +188,7 @@ class Task(pl.LightningModule):
 
     def _log(self, stage: Stage, metrics: dict[str, float]) -> None:
         for name, value in metrics.items():
-            shown = stage != "train" and name in ("loss", self.model.monitor)
+            shown = name in ("loss", self.model.monitor)
             # All ranks have computed the same value; without sync_dist, Lightning would warn.
             self.log(f"{stage}/{name}", value, prog_bar=shown, sync_dist=True)
 

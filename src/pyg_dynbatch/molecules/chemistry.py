@@ -26,7 +26,7 @@ def rdkit_module(name: str) -> ModuleType:
             "molecules: RDKit cannot be imported",
             "an installed RDKit",
             error,
-            hint='pip install "pyg_dynbatch[chem]"',
+            hint="in the checkout: pip install -e '.[chem]'",
         ) from error
 
 

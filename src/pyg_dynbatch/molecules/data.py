@@ -120,7 +120,9 @@ class MoleculeData(Data):
         return key not in ("x", *_NEVER_ROWS) and super().is_edge_attr(key)
 
     def with_bonds(self, table: PairTable) -> "MoleculeData":
-        """Return a copy with ``edge_index``, every bond in both directions, for layers of PyG.
+        """Return a copy with ``edge_index`` and ``edge_attr``: the bonds, for layers of PyG.
+
+        Every bond is there in both directions, with its row of the table.
 
         Args:
             table: What the codes mean.
@@ -131,15 +133,18 @@ class MoleculeData(Data):
         Example:
             >>> table = PairTable(torch.tensor([[0.0], [1.0]]), ("bonded",), torch.tensor([0, 1]))
             >>> oxygen = MoleculeData(torch.ones(2, 3), torch.tensor([0, 1, 0], dtype=torch.uint8))
-            >>> oxygen.with_bonds(table).edge_index
-            tensor([[0, 1],
-                    [1, 0]])
+            >>> with_bonds = oxygen.with_bonds(table)
+            >>> with_bonds.edge_index.tolist(), with_bonds.edge_attr.tolist()
+            ([[0, 1], [1, 0]], [[1.0], [1.0]])
         """
         codes = self.pair_code.long()
         is_bond = table.distance.to(codes.device)[codes] == 1
         pairs = torch.triu_indices(self.num_nodes, self.num_nodes, device=codes.device)
         copied = self.clone()
-        copied.edge_index = to_undirected(pairs[:, is_bond], num_nodes=self.num_nodes)
+        features = table.features.to(codes.device)[codes[is_bond]]
+        copied.edge_index, copied.edge_attr = to_undirected(
+            pairs[:, is_bond], features, num_nodes=self.num_nodes
+        )
         return copied
 
 

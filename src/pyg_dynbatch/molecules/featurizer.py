@@ -117,6 +117,29 @@ class MoleculeFeaturizer(Rebuildable):
         """
         return self.arrays(molecule).data()
 
+    def graph(self, molecule: str | Mol) -> MoleculeData:
+        """Describe one molecule with its bonds, as layers of PyG read it.
+
+        Returns:
+            ``x``, ``edge_index`` with every bond in both directions, and ``edge_attr``, the
+            features of the bonds: the columns ``pair_table.names``.
+
+        Raises:
+            MoleculeError: If the molecule is invalid or too large.
+
+        Example:
+            >>> import torch
+            >>> from torch_geometric.nn import GINEConv
+            >>> ethanol = MoleculeFeaturizer().graph("CCO")
+            >>> ethanol.edge_index.tolist()
+            [[0, 1, 1, 2], [1, 0, 2, 1]]
+            >>> network = torch.nn.Linear(ethanol.num_features, 8)
+            >>> conv = GINEConv(network, edge_dim=ethanol.num_edge_features)
+            >>> conv(ethanol.x, ethanol.edge_index, ethanol.edge_attr).shape
+            torch.Size([3, 8])
+        """
+        return self(molecule).with_bonds(self.pair_table)
+
     def arrays(self, molecule: str | Mol) -> MoleculeArrays:
         """Describe one of many molecules, which are joined at once."""
         plain = self._parsed(molecule)

@@ -314,8 +314,8 @@ class TargetScale(ExactBuffers):
 
 METRICS: dict[str, tuple[str, ...]] = {
     "regression": ("rmse", "mae", "r2", "spearman", "scaled_rmse"),
-    "binary": ("roc_auc", "prc_auc", "accuracy"),
-    "multiclass": ("accuracy", "roc_auc"),
+    "binary": ("roc_auc", "prc_auc", "accuracy", "majority_accuracy"),
+    "multiclass": ("accuracy", "majority_accuracy", "roc_auc"),
 }
 """Names of all metrics by kind of property; the first is the main one."""
 
@@ -334,9 +334,10 @@ class MoleculeModel(Model):
 
     Metrics: ``rmse``, ``mae``, ``r2``, ``spearman``, ``scaled_rmse`` (regression), ``roc_auc``,
     ``prc_auc``, ``accuracy`` (binary), ``accuracy``, ``roc_auc`` (multiclass), each the mean over
-    the properties for which it is defined. Errors in units are not averaged: several regressions
-    have ``rmse_NAME`` and ``mae_NAME``, and ``scaled_rmse`` (errors divided by the deviation of the
-    training targets) chooses the best checkpoint.
+    the properties for which it is defined. ``majority_accuracy`` is the accuracy of one answer for
+    all molecules of the split, the most frequent one. Errors in units are not averaged: several
+    regressions have ``rmse_NAME`` and ``mae_NAME``, and ``scaled_rmse`` (errors divided by the
+    deviation of the training targets) chooses the best checkpoint.
 
     Args:
         schema: Featurizer, properties and pairs; a :class:`~pyg_dynbatch.models.MoleculeSchema` or
@@ -500,19 +501,22 @@ class MoleculeModel(Model):
                 "spearman": metrics.spearman(guess, gold),
                 "scaled_rmse": error / deviation,
             }
-        accuracy = float((guess == gold).mean())
+        accuracies = {
+            "accuracy": float((guess == gold).mean()),
+            "majority_accuracy": metrics.majority_accuracy(gold),
+        }
         score = columns[f"probability_{name}"][known].astype(np.float64)
         if self.schema.kind == "binary":
             is_positive = gold == 1
             return {
                 "roc_auc": metrics.roc_auc(score, is_positive),
                 "prc_auc": metrics.average_precision(score, is_positive),
-                "accuracy": accuracy,
+                **accuracies,
             }
         # The mean over the classes for which the area is defined.
         areas = [metrics.roc_auc(score[:, c], gold == c) for c in range(score.shape[1])]
         areas = [area for area in areas if not math.isnan(area)]
-        return {"accuracy": accuracy, "roc_auc": float(np.mean(areas)) if areas else math.nan}
+        return {"roc_auc": float(np.mean(areas)) if areas else math.nan, **accuracies}
 
     def start_from(self, dataset: Any) -> None:
         """Fit the scales of targets and descriptors, and label weights, on the training set."""

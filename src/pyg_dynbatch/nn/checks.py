@@ -141,7 +141,10 @@ def checked_edge_mask(owner: str, mask: Tensor | None, num_edges: int) -> Tensor
     if mask is None or mask.shape != (num_edges,):
         problem = f"{owner}: the explainer does not set one mask value per edge"
         got = "no edge mask" if mask is None else describe_value(mask)
-        hint = "GNNExplainer or CaptumExplainer, on the edges of the batch"
+        hint = (
+            "torch_geometric.explain.algorithm.utils.clear_masks(model), as PyG leaves it as it "
+            "is, then GNNExplainer or CaptumExplainer, on the edges of the batch"
+        )
         raise mismatch(ValueError, problem, f"edge mask [{num_edges}]", got, hint=hint)
     return mask
 

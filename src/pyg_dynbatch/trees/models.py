@@ -15,6 +15,7 @@ from pyg_dynbatch.core.errors import checked_choice, checked_shape, mismatch
 from pyg_dynbatch.core.levels import Levels, derive_levels
 from pyg_dynbatch.core.operation import calls_only
 from pyg_dynbatch.loading import check_tokens
+from pyg_dynbatch.metrics import majority_accuracy
 from pyg_dynbatch.model import Loss, Model, Reduction
 from pyg_dynbatch.nn import ChildSumTreeLSTM, NaryTreeLSTM, RecursiveLayer, TreeGRU, TreeRNN
 from pyg_dynbatch.nn.recursive import level_row
@@ -245,7 +246,9 @@ class TreeClassifier(Model):
     set, if that has any.
 
     Metrics: ``accuracy`` (roots), ``node_accuracy`` (all labelled nodes), and with ``polarity``
-    also ``binary_accuracy`` and ``node_binary_accuracy`` from the same five classes.
+    also ``binary_accuracy`` and ``node_binary_accuracy`` from the same five classes. Beside the
+    first two, ``majority_accuracy`` and ``node_majority_accuracy`` are those of one answer for
+    all: the most frequent class of the split.
 
     Args:
         schema: Words and classes; a :class:`~pyg_dynbatch.models.TreeSchema` or its ``as_dict()``.
@@ -425,6 +428,8 @@ class TreeClassifier(Model):
             for prefix, counted in (("", roots), ("node_", is_counted)):
                 if counted.any():
                     metrics[f"{prefix}{name}"] = float(is_hit[counted].mean())
+                if counted.any() and name == "accuracy":
+                    metrics[f"{prefix}majority_accuracy"] = majority_accuracy(labels[counted])
         return metrics
 
     def start_from(self, dataset: Any) -> None:
