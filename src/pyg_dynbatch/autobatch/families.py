@@ -39,20 +39,20 @@ _ALONG = _LARGEST | _SMALLEST | {"sum", "mean"}
 _HALF = (torch.float16, torch.bfloat16)
 
 
-class SequenceType(NamedTuple):
+class VaryingType(NamedTuple):
     """The type of rows that differ in the length of some axes."""
 
     dtype: torch.dtype
     shape: tuple[int | None, ...]  # without a number for these axes
 
     @classmethod
-    def all_of(cls, row_type: TensorType) -> "Iterator[SequenceType]":
+    def all_of(cls, row_type: TensorType) -> "Iterator[VaryingType]":
         """List the types with one such axis that a row of one length may have."""
         for axis in range(len(row_type.shape)):
             yield cls(row_type.dtype, _put(row_type.shape, axis, None))
 
     @classmethod
-    def between(cls, one: TensorType, other: TensorType) -> "SequenceType":
+    def between(cls, one: TensorType, other: TensorType) -> "VaryingType":
         """Return the type of rows of two types, which differ in the length of some axes."""
         pairs = zip(one.shape, other.shape, strict=True)
         return cls(one.dtype, tuple(size if size == also else None for size, also in pairs))
@@ -104,47 +104,47 @@ def _put(shape: Sequence[Any], axis: int, size: int | None) -> tuple[Any, ...]:
     return (*shape[:axis], size, *shape[axis + 1 :])
 
 
-Run = Callable[[Sequence[Any]], "Sequence[Any] | None"]
+AtOnce = Callable[[Sequence[Any]], "Sequence[Any] | None"]
 """Makes all calls at once; ``None`` if they have to be made length by length."""
 
 
-class Way(NamedTuple):
+class Recipe(NamedTuple):
     """How the calls of a family are made, apart from one length at a time.
 
     Args:
         name: What an explanation says.
         run: Takes the arguments.
-        results: The sequence type of each result, ``None`` for one of a fixed shape.
+        results: The varying type of each result, ``None`` for one of a fixed shape.
         length_of: The length of the results for the length of the arguments.
         known: How one length was examined, if others need not be; ``None`` if they do.
     """
 
     name: str
-    run: Run | None = None
-    results: tuple[SequenceType | None, ...] = ()
+    run: AtOnce | None = None
+    results: tuple[VaryingType | None, ...] = ()
     length_of: Callable[[int], int] = int
     known: Examined | None = None
 
 
-BY_LENGTH = Way("per length")
+BY_LENGTH = Recipe("per length")
 
 
 class Family:
     """A call on rows of any lengths.
 
     Args:
-        way: How it is made.
-        inputs: The sequence type of each argument, ``None`` for one of a fixed shape.
+        recipe: How it is made.
+        inputs: The varying type of each argument, ``None`` for one of a fixed shape.
         results: The same of each result.
     """
 
     def __init__(
         self,
-        way: Way,
-        inputs: Sequence[SequenceType | None],
-        results: Sequence[SequenceType | None],
+        recipe: Recipe,
+        inputs: Sequence[VaryingType | None],
+        results: Sequence[VaryingType | None],
     ) -> None:
-        self.way = way
+        self.recipe = recipe
         self.inputs = inputs
         self.expected = results
         self.members: dict[tuple[Any, ...], Callable[..., Any]] = {}  # forms, by shapes
@@ -156,12 +156,12 @@ class Family:
         return tuple(_as_expected(result, kind) for result, kind in pairs)
 
     def _results(self, arguments: Sequence[Any]) -> Sequence[Any]:
-        if self.way.run is not None:
+        if self.recipe.run is not None:
             flat = [
                 each.as_sequences(kind.axis) if isinstance(each, Groups) and kind else each
                 for each, kind in zip(arguments, self.inputs, strict=True)
             ]
-            if (results := self.way.run(flat)) is not None:
+            if (results := self.recipe.run(flat)) is not None:
                 return results
         varying = [each for each in arguments if of_any_length(each)]
         groups = groups_of(varying) if varying else []
@@ -196,7 +196,7 @@ def _split(rows: Tensor, groups: Sequence[np.ndarray]) -> Sequence[Tensor]:
     return rows.index_select(0, order).split([len(group) for group in groups])
 
 
-def _as_expected(result: Any, kind: SequenceType | None) -> Any:
+def _as_expected(result: Any, kind: VaryingType | None) -> Any:
     if kind is None:
         return result.stacked() if of_any_length(result) else result
     if isinstance(result, Sequences) and kind.is_of_one_axis and result.axis == kind.axis:
@@ -209,19 +209,19 @@ def _as_expected(result: Any, kind: SequenceType | None) -> Any:
 # How calls of all lengths are made at once.
 
 
-def way_of(
+def recipe_of(
     spec: "Spec",
     module: nn.Module | None,
-    types: Sequence[SequenceType | None],
+    types: Sequence[VaryingType | None],
     examined: Examined,
     examine: Callable[..., Examined],
-) -> Way:
+) -> Recipe:
     """Choose how the calls of a family are made.
 
     Args:
         spec: One of its signatures.
         module: The module that is called, if it is one.
-        types: The sequence type of each argument.
+        types: The varying type of each argument.
         examined: How the signature is run.
         examine: Examines a signature.
     """
@@ -229,14 +229,14 @@ def way_of(
     varying = [kind for kind in types if kind is not None and kind.is_of_one_axis]
     if not are_leaves or len(varying) < len(types):
         return BY_LENGTH
-    ways = (
+    recipes = (
         _of_positions(spec, varying, examined, examine),
         _of_elements(spec, varying, examined),
         _turned(spec, varying),
         _along_positions(spec, varying, examined),
         _of_layer(module, spec, varying, examined),
     )
-    return next(filter(None, ways), BY_LENGTH)
+    return next(filter(None, recipes), BY_LENGTH)
 
 
 def _known_as(examined: Examined, way: str) -> Examined | None:
@@ -248,7 +248,7 @@ def _known_as(examined: Examined, way: str) -> Examined | None:
 
 def _of_positions(
     spec: "Spec", types: Sequence[Any], examined: Examined, examine: Callable[..., Examined]
-) -> Way | None:
+) -> Recipe | None:
     """Call it on all positions, if it is made for each position by itself.
 
     That is so if it is direct for single positions: if the same call on stacked positions, as
@@ -278,11 +278,11 @@ def _of_positions(
         results = found.form(*(each.positions for each in arguments))
         return [replace(first, positions=each) for each in tree_leaves(results)]
 
-    results = tuple(SequenceType(leaf.dtype, (None, *leaf.shape)) for leaf in found.leaves)
-    return Way("positions", run, results, known=_known_as(examined, "direct"))
+    results = tuple(VaryingType(leaf.dtype, (None, *leaf.shape)) for leaf in found.leaves)
+    return Recipe("positions", run, results, known=_known_as(examined, "direct"))
 
 
-def _of_elements(spec: "Spec", types: Sequence[Any], examined: Examined) -> Way | None:
+def _of_elements(spec: "Spec", types: Sequence[Any], examined: Examined) -> Recipe | None:
     """Call it on all positions, if it is made for each element by itself."""
     _, maker = TABLE.get(spec.target, ("", None)) if callable(spec.target) else ("", None)
     args, kwargs = spec.template
@@ -302,10 +302,10 @@ def _of_elements(spec: "Spec", types: Sequence[Any], examined: Examined) -> Way 
         return [replace(first, positions=each) for each in tree_leaves(results)]
 
     results = tuple(first_type._replace(dtype=leaf.dtype) for leaf in examined.leaves)
-    return Way("positions", run, results, known=_known_as(examined, "direct"))
+    return Recipe("positions", run, results, known=_known_as(examined, "direct"))
 
 
-def _turned(spec: "Spec", types: Sequence[Any]) -> Way | None:
+def _turned(spec: "Spec", types: Sequence[Any]) -> Recipe | None:
     """Note that the positions of a matrix lie along its other axis."""
     (first, *others) = types
     if others or len(first.rest) != 1 or not callable(spec.target):
@@ -321,10 +321,10 @@ def _turned(spec: "Spec", types: Sequence[Any]) -> Way | None:
         (rows,) = arguments
         return [replace(rows, axis=1 - rows.axis)]
 
-    return Way("positions", run, (first._replace(shape=first.shape[::-1]),))
+    return Recipe("positions", run, (first._replace(shape=first.shape[::-1]),))
 
 
-def _along_positions(spec: "Spec", types: Sequence[Any], examined: Examined) -> Way | None:
+def _along_positions(spec: "Spec", types: Sequence[Any], examined: Examined) -> Recipe | None:
     """Call it on padded rows, if it goes along the positions."""
     name = TABLE.get(spec.target, ("", None))[0] if callable(spec.target) else ""
     (first, *others) = types
@@ -353,7 +353,7 @@ def _along_positions(spec: "Spec", types: Sequence[Any], examined: Examined) -> 
         return results
 
     result = first._replace(dtype=examined.leaves[0].dtype) if keeps_length else None
-    return Way("padded", run, (result,) if keeps_length else ())
+    return Recipe("padded", run, (result,) if keeps_length else ())
 
 
 def _filling(name: str, dtype: torch.dtype) -> float:
@@ -373,7 +373,7 @@ def _mean_of_rows(mean: Tensor, rows: Sequences) -> Tensor:
 
 def _of_layer(
     module: nn.Module | None, spec: "Spec", types: Sequence[Any], examined: Examined
-) -> Way | None:
+) -> Recipe | None:
     """Run a layer of torch that goes along the positions."""
     (first, *others) = types
     if others or len(first.rest) != 1 or spec.template != ((ROW,), {}) or module is None:
@@ -385,7 +385,7 @@ def _of_layer(
         layer = module
         states = [None] * (len(examined.leaves) - 1)
         output = examined.leaves[0]
-        results = SequenceType(output.dtype, (None, *output.shape[1:])), *states
+        results = VaryingType(output.dtype, (None, *output.shape[1:])), *states
 
         def run_packed(arguments: Sequence[Any]) -> Sequence[Any] | None:
             if not arguments[0].lengths.min():
@@ -393,11 +393,11 @@ def _of_layer(
             with torch.set_grad_enabled(grad and torch.is_grad_enabled()):
                 return run_recurrent_layer(layer, arguments[0])
 
-        return Way("packed", run_packed, results, known=_known_as(examined, "fast"))
+        return Recipe("packed", run_packed, results, known=_known_as(examined, "fast"))
     if can_convolve(module) and first.axis == 1:
         convolution: Any = module
         (output,) = examined.leaves
-        result = SequenceType(output.dtype, (*output.shape[:1], None))
+        result = VaryingType(output.dtype, (*output.shape[:1], None))
 
         def run_convolution(arguments: Sequence[Any]) -> Sequence[Any]:
             with torch.set_grad_enabled(grad and torch.is_grad_enabled()):
@@ -407,5 +407,5 @@ def _of_layer(
             return length_after(convolution, length)
 
         known = _known_as(examined, "direct")
-        return Way("positions", run_convolution, (result,), length_of, known)
+        return Recipe("positions", run_convolution, (result,), length_of, known)
     return None

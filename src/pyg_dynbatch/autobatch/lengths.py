@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from torch import nn
 
-from pyg_dynbatch.autobatch.families import BY_LENGTH, Family, SequenceType, Way, way_of
+from pyg_dynbatch.autobatch.families import BY_LENGTH, Family, Recipe, VaryingType, recipe_of
 from pyg_dynbatch.autobatch.forms import Examined
 from pyg_dynbatch.core.operation import Ragged, row_type_of
 from pyg_dynbatch.core.types import TensorType, has_gradient
@@ -27,7 +27,7 @@ MOST_LENGTHS = 4
 
 
 class Lengths:
-    """The sequence types of a table, and the families of its signatures.
+    """The varying types of a table, and the families of its signatures.
 
     see(row type of an outside row) → start() of a session → known(), meet() for new signatures →
     targets() when what was recorded is scheduled
@@ -37,15 +37,15 @@ class Lengths:
 
     def __init__(self, table: "Table") -> None:
         self.table = table
-        self.types: dict[SequenceType, int] = {}  # the row type of its buffer
-        self.buffers: dict[int, SequenceType] = {}  # the reverse
-        self._sizes = defaultdict[SequenceType, set[int]](set)
+        self.types: dict[VaryingType, int] = {}  # the row type of its buffer
+        self.buffers: dict[int, VaryingType] = {}  # the reverse
+        self._sizes = defaultdict[VaryingType, set[int]](set)
         # Row types of vectors of examples, and those that calls on rows of fixed shapes return.
         self._vectors = set[int]()
         self._fixed = set[int]()
-        self._type_of_kind: list[SequenceType | None] = []
+        self._type_of_kind: list[VaryingType | None] = []
         self._has_new_types = False
-        self._ways: dict[Any, Way] = {}  # by keys without lengths
+        self._recipes: dict[Any, Recipe] = {}  # by keys without lengths
         self._leaves: dict[Any, Sequence[Any]] = {}  # the results of one length, by these keys
         # By these keys, and the types of results.
         self._families: dict[Any, tuple[Family, Site]] = {}
@@ -69,11 +69,11 @@ class Lengths:
             self._vectors.add(kind)
             self._has_new_types |= self._fix([kind])
             return
-        for sequence_type in SequenceType.all_of(row_type):
-            sizes = self._sizes[sequence_type]
-            sizes.update(sequence_type.sizes_of(row_type))
+        for varying_type in VaryingType.all_of(row_type):
+            sizes = self._sizes[varying_type]
+            sizes.update(varying_type.sizes_of(row_type))
             if len(sizes) > MOST_LENGTHS:
-                self._declare(sequence_type)
+                self._declare(varying_type)
 
     def _fix(self, kinds: Sequence[int]) -> bool:
         """Let row types be of fixed shapes; return whether they have not been so far."""
@@ -90,16 +90,16 @@ class Lengths:
             self._type_of_kind[kind] = None
         return True
 
-    def _declare(self, sequence_type: SequenceType) -> None:
-        if sequence_type not in self.types:
+    def _declare(self, varying_type: VaryingType) -> None:
+        if varying_type not in self.types:
             self._look_at_kinds()
-            kind = self.table.outside_of(sequence_type.buffer).kinds[0]
-            self.types[sequence_type] = kind
-            self.buffers[kind] = sequence_type
+            kind = self.table.outside_of(varying_type.buffer).kinds[0]
+            self.types[varying_type] = kind
+            self.buffers[kind] = varying_type
             self._has_new_types = True
 
-    def type_of(self, kind: int) -> SequenceType | None:
-        """Return the sequence type of a row type, ``None`` for one of a fixed shape."""
+    def type_of(self, kind: int) -> VaryingType | None:
+        """Return the varying type of a row type, ``None`` for one of a fixed shape."""
         self._look_at_kinds()
         return self._type_of_kind[kind]
 
@@ -110,7 +110,7 @@ class Lengths:
             is_fixed = kind in self._fixed or row_type.tag
             self._type_of_kind.append(None if is_fixed else next(known, None))
 
-    def _type_of_input(self, wanted: Any) -> SequenceType | None:
+    def _type_of_input(self, wanted: Any) -> VaryingType | None:
         if isinstance(wanted, Ragged) or not self.types:
             return None
         return self.type_of(self.table.outside_of(wanted).kinds[0])
@@ -122,8 +122,8 @@ class Lengths:
         types = [self._type_of_input(wanted) for wanted in spec.inputs]
         if not any(types):
             return None
-        way = self._ways.get(self._key_of(spec))
-        if way is None or way.known is None:
+        recipe = self._recipes.get(self._key_of(spec))
+        if recipe is None or recipe.known is None:
             return None
         lengths = {
             size
@@ -131,16 +131,16 @@ class Lengths:
             if kind is not None
             for size in kind.sizes_of(row_type)
         }
-        if len(lengths) > 1 or (length := way.length_of(lengths.pop())) <= 0:
+        if len(lengths) > 1 or (length := recipe.length_of(lengths.pop())) <= 0:
             return None
-        results = iter(way.results)
+        results = iter(recipe.results)
         leaves = [
             _of_length(leaf, next(results), length) if isinstance(leaf, TensorType) else leaf
-            for leaf in way.known.leaves
+            for leaf in recipe.known.leaves
         ]
         call = make_call()
-        form = call if way.known.way == "direct" else call.known_form
-        return way.known._replace(form=form, leaves=leaves)
+        form = call if recipe.known.way == "direct" else call.known_form
+        return recipe.known._replace(form=form, leaves=leaves)
 
     def meet(self, spec: "Spec", examined: Examined) -> None:
         """Choose how the family of a signature is run, and declare the types of its results."""
@@ -148,15 +148,15 @@ class Lengths:
         if not any(types):
             return
         key = self._key_of(spec)
-        if key not in self._ways:
+        if key not in self._recipes:
             module = self._module_of(spec)
-            self._ways[key] = way_of(spec, module, types, examined, self.table.examine)
+            self._recipes[key] = recipe_of(spec, module, types, examined, self.table.examine)
             self._leaves[key] = examined.leaves
-            for sequence_type in filter(None, self._ways[key].results):
-                self._declare(sequence_type)
+            for varying_type in filter(None, self._recipes[key].results):
+                self._declare(varying_type)
         for before, leaf in zip(self._leaves[key], examined.leaves, strict=False):
             if _differ_in_lengths(before, leaf):
-                self._declare(SequenceType.between(before, leaf))
+                self._declare(VaryingType.between(before, leaf))
 
     def made(self, site: "Site") -> None:
         """Note the row types of the results of a new signature."""
@@ -200,7 +200,7 @@ class Lengths:
             exact = site.number
         types = [self._type_of_input(wanted) for wanted in spec.inputs]
         if exact not in self._families:
-            family = Family(self._ways.get(key, BY_LENGTH), types, results)
+            family = Family(self._recipes.get(key, BY_LENGTH), types, results)
             self._families[exact] = family, self.table.add_family(site, family)
         family, target = self._families[exact]
         shapes = tuple(
@@ -221,7 +221,7 @@ class Lengths:
         return kind if known is None else self.types[known]
 
 
-def _of_length(leaf: TensorType, kind: SequenceType | None, length: int) -> TensorType:
+def _of_length(leaf: TensorType, kind: VaryingType | None, length: int) -> TensorType:
     return leaf if kind is None else kind.row_type(length)
 
 

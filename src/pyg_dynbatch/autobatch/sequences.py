@@ -223,7 +223,7 @@ def of_any_length(value: object) -> TypeGuard[Sequences | Groups]:
 
 
 class SequenceRows:
-    """The rows of one sequence type, by the numbers that a schedule gives them."""
+    """The rows of one varying type, by the numbers that a schedule gives them."""
 
     def __init__(self) -> None:
         self._firsts: list[int] = []

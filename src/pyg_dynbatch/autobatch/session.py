@@ -811,11 +811,11 @@ class Session(Recorder):
         lengths = self.table.lengths
         joined = dict[int, list[tuple[int, Sequences | Groups]]]()
         for kind, parts in self.first_rows.items():
-            sequence_type = lengths.buffers[kind]
+            varying_type = lengths.buffers[kind]
             first = min(row for row, _ in parts.values())
             given = [item for site in parts for item in self.outside[site]]
             stacks = [item.rows if isinstance(item, Stacked) else item[None] for item in given]
-            joined[kind] = [(first, sequence_type.joined(stacks))]
+            joined[kind] = [(first, varying_type.joined(stacks))]
         return joined
 
     def outside_tensors(self) -> dict[TensorType, Tensor]:

@@ -318,7 +318,7 @@ class Table:
             number=len(self.sites),
             kinds=kinds,
             signature=self._operation(family, inputs, outputs, name),
-            examined=member.examined._replace(way=family.way.name),  # type: ignore[union-attr]
+            examined=member.examined._replace(way=family.recipe.name),  # type: ignore[union-attr]
             family=family,
         )
         self.sites.append(site)
