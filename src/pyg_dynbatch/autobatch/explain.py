@@ -20,7 +20,8 @@ class Operation:
         calls: Number of calls.
         steps: Number of batched calls that made them.
         way: ``"direct"`` (the call itself), ``"fast"`` (a form of the table), ``"vmap"``,
-            ``"one by one"``, ``"ragged"``, or ``"rows"`` (loops, branches and stacks).
+            ``"one by one"``, ``"ragged"``, or ``"rows"`` (loops, branches and stacks); of sentences
+            of any length ``"positions"``, ``"packed"``, ``"padded"`` or ``"per length"``.
         where: Line of the first call.
         within: Operation in whose steps all its calls run, or ``""``: results are read there only.
     """
@@ -139,7 +140,7 @@ def _remarks(
     if session.reads and not take_turns():
         remarks.append(
             "every read runs calls at once, since greenlet is not installed: "
-            'pip install "pyg_dynbatch[fibers]"'
+            "in the checkout, pip install -e '.[fibers]'"
         )
     mapped = {op.name: op.where for op in operations if op.way == "vmap"} | {**inside}
     for name, where in mapped.items():
