@@ -21,20 +21,11 @@ from pyg_dynbatch.autobatch import lazy
 from pyg_dynbatch.autobatch.families import Family
 from pyg_dynbatch.autobatch.lazy import ACTIVE, Lazy, unseen
 from pyg_dynbatch.autobatch.operations import ROW
+from pyg_dynbatch.autobatch.operations_table import mapped
 from pyg_dynbatch.autobatch.plan import plan
 from pyg_dynbatch.autobatch.recorder import Recorder, active_recorder
 from pyg_dynbatch.autobatch.sequences import Groups, SequenceRows, Sequences, of_any_length
-from pyg_dynbatch.autobatch.signatures import (
-    NOTE,
-    OPEN,
-    VARIES,
-    Shared,
-    Site,
-    Spec,
-    Table,
-    mapped,
-    name_of,
-)
+from pyg_dynbatch.autobatch.signatures import NOTE, OPEN, VARIES, Shared, Site, Spec, Table, name_of
 from pyg_dynbatch.autobatch.state import changed
 from pyg_dynbatch.core.engine import Run, StepCall, as_value
 from pyg_dynbatch.core.errors import describe_value, mismatch

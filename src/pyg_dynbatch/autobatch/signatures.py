@@ -27,6 +27,7 @@ from pyg_dynbatch.autobatch.layers import batched_layer
 from pyg_dynbatch.autobatch.lazy import ACTIVE, Lazy, NeedsPython
 from pyg_dynbatch.autobatch.lengths import Lengths
 from pyg_dynbatch.autobatch.operations import ROW, Batched, batched, named
+from pyg_dynbatch.autobatch.operations_table import mapped
 from pyg_dynbatch.autobatch.recorder import Lookup, Snapshot
 from pyg_dynbatch.autobatch.state import Conditions, Part, State
 from pyg_dynbatch.autobatch.twins import Twins
@@ -398,19 +399,6 @@ def name_of(target: Any) -> str:
     if isinstance(target, nn.Module):
         return type(target).__name__
     return str(getattr(target, "__name__", type(target).__name__)).strip("_")
-
-
-def mapped(function: Callable[[Any], Any], value: Any) -> Any:
-    """Apply a function to the items of a container; other objects are returned as they are."""
-    if hasattr(value, "_fields"):
-        return type(value)(*map(function, value))
-    if type(value) in (tuple, list):
-        return type(value)(map(function, value))
-    if isinstance(value, dict):
-        return {name: function(item) for name, item in value.items()}
-    if isinstance(value, slice):
-        return slice(*map(function, (value.start, value.stop, value.step)))
-    return value
 
 
 _BUILT_IN = BuiltinFunctionType | MethodDescriptorType | WrapperDescriptorType
