@@ -249,6 +249,17 @@ def test_different_lengths_cannot_be_stacked() -> None:
         autobatch(model)(sentences(random.Random(0), [5, 3, 6, 7, 8, 9]))
 
 
+def test_errors_name_the_example() -> None:
+    batched = autobatch(Reader(FUNCTIONS["LSTM"]))
+    rng = random.Random(0)
+    batched(sentences(rng, [5, 3, 6, 7, 8, 9]))
+    examples = sentences(rng, [5, 3, 6, 7, 8, 9])
+    examples[4][2] = WORDS
+    with pytest.raises(IndexError) as caught:
+        batched(examples)
+    assert any("example 4, " in note for note in caught.value.__notes__)
+
+
 def test_lengths_of_two_arguments() -> None:
     """A translation: each word of one sentence attends to all of another."""
 

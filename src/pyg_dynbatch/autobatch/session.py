@@ -3,8 +3,8 @@
 import sys
 import sysconfig
 from bisect import bisect_right
-from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
 from operator import itemgetter
@@ -18,23 +18,22 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
 from pyg_dynbatch.autobatch import lazy
-from pyg_dynbatch.autobatch.families import Family
 from pyg_dynbatch.autobatch.lazy import ACTIVE, Lazy, unseen
 from pyg_dynbatch.autobatch.operations import ROW
 from pyg_dynbatch.autobatch.operations_table import mapped
 from pyg_dynbatch.autobatch.plan import plan
 from pyg_dynbatch.autobatch.recorder import Recorder, active_recorder
-from pyg_dynbatch.autobatch.sequences import Groups, SequenceRows, Sequences, of_any_length
-from pyg_dynbatch.autobatch.signatures import NOTE, OPEN, VARIES, Shared, Site, Spec, Table, name_of
+from pyg_dynbatch.autobatch.running import SessionRun
+from pyg_dynbatch.autobatch.sequences import Groups, Sequences
+from pyg_dynbatch.autobatch.signatures import OPEN, VARIES, Shared, Site, Spec, Table, name_of
 from pyg_dynbatch.autobatch.state import changed
-from pyg_dynbatch.core.engine import Run, StepCall, as_value
+from pyg_dynbatch.core.engine import Run
 from pyg_dynbatch.core.errors import describe_value, mismatch
-from pyg_dynbatch.core.operation import Operation as EngineOperation
 from pyg_dynbatch.core.policy import Policy
-from pyg_dynbatch.core.row_buffer import RowBuffer, Rows
+from pyg_dynbatch.core.row_buffer import Rows
 from pyg_dynbatch.core.scheduling import Records, Values, begins_of
-from pyg_dynbatch.core.steps import BufferSpec, Step, Steps
-from pyg_dynbatch.core.types import RaggedRows, RowType, TensorType
+from pyg_dynbatch.core.steps import BufferSpec, Steps
+from pyg_dynbatch.core.types import RowType, TensorType
 
 _STATIC = {
     int, float, complex, bool, str, bytes, type(None), type(...), torch.dtype, torch.device,
@@ -73,110 +72,6 @@ class Stacked(NamedTuple):
 
 def _num_rows(item: Any) -> int:
     return len(item.rows) if isinstance(item, Stacked) else 1
-
-
-class FamilyCall(StepCall):
-    """Of a function of rows of any lengths."""
-
-    def __call__(self, arguments: Sequence[Any], size: int) -> Sequence[Any]:
-        """Make the calls, and return all results."""
-        results: Sequence[Any] = self.operation.module(*arguments)
-        return results
-
-
-class _Elsewhere(RowBuffer):
-    """Stands for the buffer of rows of any lengths, which the run keeps itself."""
-
-    def grow(self, rows: int) -> None:
-        """Do nothing."""
-
-
-class _Run(Run):
-    """The run of a session, which knows the examples of its rows."""
-
-    def __init__(self, session: "Session") -> None:
-        super().__init__(session.table.engine)
-        self.session = session
-        self.sequences = defaultdict[int, SequenceRows](SequenceRows)  # by row type
-        self.index = torch.empty(0, dtype=torch.int64)  # of the schedule that runs, on the host
-
-    def take_sequences(self, given: Mapping[int, Sequence[tuple[int, Sequences | Groups]]]) -> None:
-        """Keep rows of any lengths from outside, by row type, with the number of the first."""
-        for kind, parts in given.items():
-            for first, rows in parts:
-                self.sequences[kind].append(first, rows)
-
-    def _open_buffer(self, spec: BufferSpec, *given: Any) -> None:
-        kind, lengths = len(self.buffers), self.session.table.lengths
-        if lengths.types and (kind in lengths.buffers or lengths.type_of(kind) is not None):
-            self.buffers.append(_Elsewhere(0))
-        else:
-            super()._open_buffer(spec, *given)
-
-    def operands_of(self, schedule: Steps, step: Step) -> list[Any]:
-        """Read the arguments of a step."""
-        kinds = self.session.table.lengths.buffers
-        plain = [read for read in step.arguments if read.buffer not in kinds]
-        if len(plain) == len(step.arguments):
-            return super().operands_of(schedule, step)
-        rows_read = iter(self._exchange(self._reads(schedule.index, plain)))
-        operands = list[Any]()
-        for read in step.arguments:
-            if read.buffer in kinds:
-                argument: Any = self.sequences[read.buffer].take(read.rows_in(self.index).numpy())
-            else:
-                argument = as_value(next(rows_read), schedule.buffers[read.buffer].row_type)
-            if read.segments >= 0:
-                if of_any_length(argument):
-                    argument = argument.stacked()
-                argument = RaggedRows(argument, read.calls_in(schedule.index), step.size)
-            operands.append(argument)
-        return operands
-
-    def write(self, buffer: int, first: int, rows: Any) -> None:
-        """Keep the results of a step."""
-        if of_any_length(rows):
-            self.sequences[buffer].append(first, rows)
-        else:
-            super().write(buffer, first, rows)
-
-    def step_call(self, operation: EngineOperation) -> StepCall:
-        """Choose how the calls of an operation are made."""
-        if isinstance(operation.module, Family):
-            return FamilyCall(self.engine, operation)
-        return super().step_call(operation)
-
-    def make(self, schedule: Steps, number: int, step: Step) -> None:
-        """Run one step; name the example and the line if it fails."""
-        try:
-            super().make(schedule, number, step)
-        except Exception as error:
-            if self.called is None:  # before the first call
-                raise
-            name = self.called.signature.name
-            sites = self.session.table.sites
-            site = next(s for s in sites if s.signature and s.signature.name == name)
-            where = [name, site.where.rpartition(", ")[2]]  # its line
-            if (row := self._failing(schedule, step)) is not None:
-                buffer, first = step.results[0]
-                where[1:1] = [f"example {self.session.example_with(buffer, first + row)}"]
-            error.add_note(NOTE + ", ".join(where))
-            raise
-
-    def _failing(self, schedule: Steps, step: Step) -> int | None:
-        """Return the first row on which a step fails alone; ``None`` if that is not known."""
-        if any(read.segments >= 0 for read in step.arguments) or self.session.device.type != "cpu":
-            return None
-        operands = self.operands_of(schedule, step)
-        if any(map(of_any_length, operands)):
-            return None
-        for row in range(step.size):
-            alone = [rows[row : row + 1] for rows in operands]
-            try:
-                self.results_of(schedule, step, alone, 1)
-            except Exception:  # noqa: BLE001 - the caller raises the error of all rows
-                return row
-        return None
 
 
 class Session(Recorder):
@@ -219,7 +114,7 @@ class Session(Recorder):
         self.next_row: dict[int, int] = {}  # of rows from outside since then
         # Of rows of any lengths: the first rows from outside of each row type and site.
         self.first_rows: dict[int, dict[Site, tuple[int, int]]] = {}
-        self.run: Any = _Run(self)
+        self.run: Any = SessionRun(self)
         self.flushes = 0
         self.schedules: list[Steps] = []  # what was run
         self.content: dict[int, Any] = {}  # values that were read, as Python numbers
