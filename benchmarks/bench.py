@@ -38,6 +38,7 @@ from torch import Tensor
 from pyg_dynbatch import __version__
 from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.core.native import keep_freed_memory
+from pyg_dynbatch.core.subnormals import flushed_subnormals
 from pyg_dynbatch.files import write_atomically
 
 Rounds = list[dict[str, float]]
@@ -377,7 +378,7 @@ def main(benchmark: ModuleType, argv: Sequence[str] | None = None) -> int:
     options = parser.parse_args(argv)
     device = chosen_device(options.device)
     keep_freed_memory()
-    with thread_count(options.threads):
+    with thread_count(options.threads), flushed_subnormals():  # for all contenders alike
         first = {"bench": name, **machine(device)}
         records = [{**first, **record} for record in benchmark.run(options, device)]
     print("\n\n".join(benchmark.report(records)))

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pyg_dynbatch.core import (
         Engine, Levels, Operation, Operations, Ragged, RaggedRows, Recording, Signature, Steps,
-        TensorType, Value, keep_freed_memory, run_one_by_one, schedule_recordings,
-        schedule_structure,
+        TensorType, Value, flushed_subnormals, keep_freed_memory, run_one_by_one,
+        schedule_recordings, schedule_structure,
     )
     from pyg_dynbatch.models import load
 
@@ -27,8 +27,8 @@ _MODULES = {name.partition(".")[0] for name in _NAMESPACES}
 
 __all__ = [
     "Engine", "Levels", "Operation", "Operations", "Ragged", "RaggedRows", "Recording", "Signature",
-    "Steps", "TensorType", "Value", "__version__", "keep_freed_memory", "load", "run_one_by_one",
-    "schedule_recordings", "schedule_structure",
+    "Steps", "TensorType", "Value", "__version__", "flushed_subnormals", "keep_freed_memory",
+    "load", "run_one_by_one", "schedule_recordings", "schedule_structure",
 ]
 
 

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch.optim import SGD, Adagrad
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from pyg_dynbatch.core.native import extension
 from pyg_dynbatch.lightning import Task, TreeFileData, VectorOptions
 from pyg_dynbatch.loader import DataLoader
 from pyg_dynbatch.model import evaluating
@@ -53,6 +54,26 @@ def test_training_step_does_not_wait_for_the_device(tmp_path: Path, cell: str) -
     batch = next(iter(DataLoader(data.dataset("train"), 5, arity=arity)))
     with Forbidden():
         module.training_step(batch).backward()
+
+
+def test_training_rounds_subnormal_numbers_to_zero(tmp_path: Path) -> None:
+    """Values and gradients; afterwards the mode is what it was."""
+    if extension() is None or not extension().flush_subnormals(1):
+        pytest.skip("the C extension is off or missing, or this processor has no such mode")
+    torch.set_flush_denormal(False)
+    data = tree_files(tmp_path)
+    module = attached(task(data), tmp_path)
+    batch = next(iter(DataLoader(data.dataset("train"), 5)))
+    found = []
+
+    def look(*_: Any) -> None:
+        found.append(bool((torch.full((3,), 1e-30) * 1e-10).any()))
+
+    module.model.register_forward_pre_hook(look)
+    next(module.model.parameters()).register_hook(look)
+    module.backward(module.training_step(batch))
+    look()
+    assert found == [False, False, True]
 
 
 @pytest.mark.parametrize("loss_on", ["nodes", "roots"])

@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
 from pyg_dynbatch.core.errors import checked_choice, mismatch
+from pyg_dynbatch.core.subnormals import flushed_subnormals
 from pyg_dynbatch.model import HEADER, Loss, Model, Table, check_same_model, joined_columns
 
 OptimizerCallable = Callable[[Iterable], Optimizer]
@@ -108,9 +109,15 @@ class Task(pl.LightningModule):
 
     def training_step(self, batch: Any, batch_idx: int = 0) -> Float[Tensor, ""]:
         """Return what is differentiated for a batch, see below, without a device sync."""
-        loss, terms = self.model.loss(self.model(batch), batch)
+        with flushed_subnormals():
+            loss, terms = self.model.loss(self.model(batch), batch)
         self._losses["train"].append((loss.detach(), terms))
         return self._scaled(loss, terms, batch)
+
+    def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
+        """Differentiate; behind saturated gates, gradients are subnormal."""
+        with flushed_subnormals():
+            super().backward(loss, *args, **kwargs)
 
     def validation_step(self, batch: Any, batch_idx: int = 0) -> None:
         """Keep the loss and the predictions of a batch."""

@@ -6,7 +6,7 @@
 #include "arguments.h"
 
 extern PyMethodDef fuse_functions[], levels_functions[], pairs_functions[], recorder_functions[],
-    recordings_functions[], steps_functions[], structure_functions[];
+    recordings_functions[], steps_functions[], structure_functions[], subnormals_functions[];
 int add_recorder_types(PyObject *module);
 #ifndef NO_KERNELS
 extern PyMethodDef tree_lstm_functions[];
@@ -15,7 +15,7 @@ void choose_best_kernels(void);
 
 static PyMethodDef *const tables[] = {
     fuse_functions,       levels_functions, pairs_functions,     recorder_functions,
-    recordings_functions, steps_functions,  structure_functions,
+    recordings_functions, steps_functions,  structure_functions, subnormals_functions,
 #ifndef NO_KERNELS
     tree_lstm_functions,
 #endif
