@@ -173,11 +173,10 @@ def test_single(name: str) -> None:
     model = Reader(FUNCTIONS[name]).double()
     batched = autobatch(model)
     rng = random.Random(0)
-    for sizes in ([5, 3, 6], [4, 3, 8, 8, 9, 7], [10, 3, 6, 6, 11, 5], [6, 12, 5, 6, 13, 20, 3]):
+    for sizes in ([4, 3, 8, 8, 9, 7], [10, 3, 6, 6, 11, 5], [6, 12, 6, 13, 3]):
         check(model, batched, sentences(rng, sizes))
     with torch.no_grad():
-        for sizes in ([7, 3, 4, 5, 8], [9, 6, 3, 3, 11]):
-            check(model, batched, sentences(rng, sizes))
+        check(model, batched, sentences(rng, [9, 6, 3, 3, 11, 4, 5]))
 
 
 SOME = ["LSTM", "convolution", "scores of pairs", "two of a length", "softmax", "reads", "loop"]

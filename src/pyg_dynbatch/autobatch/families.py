@@ -36,6 +36,7 @@ _SWAPPING = frozenset(named("transpose swapaxes swapdims"))
 _LARGEST = frozenset(("max", "amax", "argmax", "softmax", "log_softmax", "logsumexp"))
 _SMALLEST = frozenset(("min", "amin", "argmin"))
 _ALONG = _LARGEST | _SMALLEST | {"sum", "mean"}
+_CONSTANTS = (int, float, bool, str, type(None))
 _HALF = (torch.float16, torch.bfloat16)
 
 
@@ -271,38 +272,35 @@ def _of_positions(
         if not isinstance(leaf, TensorType) or whole != replace(leaf, shape=(length, *leaf.shape)):
             return None
 
-    def run(arguments: Sequence[Any]) -> Sequence[Any] | None:
-        first, *others = arguments
-        if not all(each.has_lengths_of(first) for each in others):
-            return None
-        results = found.form(*(each.positions for each in arguments))
-        return [replace(first, positions=each) for each in tree_leaves(results)]
-
     results = tuple(VaryingType(leaf.dtype, (None, *leaf.shape)) for leaf in found.leaves)
-    return Recipe("positions", run, results, known=_known_as(examined, "direct"))
+    known = _known_as(examined, "direct")
+    return Recipe("positions", _on_all_positions(found.form), results, known=known)
 
 
 def _of_elements(spec: "Spec", types: Sequence[Any], examined: Examined) -> Recipe | None:
     """Call it on all positions, if it is made for each element by itself."""
     _, maker = TABLE.get(spec.target, ("", None)) if callable(spec.target) else ("", None)
-    args, kwargs = spec.template
-    has_shared = any(isinstance(leaf, Tensor) for leaf in tree_leaves((args, kwargs)))
-    has_shared |= any(type(part).__name__ == "Shared" for part in spec.key)
-    if maker not in (elementwise, comparison, dropped) or has_shared or len(set(types)) > 1:
+    has_parameters = not all(
+        leaf is ROW or type(leaf) in _CONSTANTS for leaf in tree_leaves(spec.template)
+    )
+    if maker not in (elementwise, comparison, dropped) or has_parameters or len(set(types)) > 1:
         return None
     if examined.way != "direct" or any(x.shape != spec.inputs[0].shape for x in examined.leaves):
         return None
-    first_type = types[0]
+    results = tuple(types[0]._replace(dtype=leaf.dtype) for leaf in examined.leaves)
+    known = _known_as(examined, "direct")
+    return Recipe("positions", _on_all_positions(examined.form), results, known=known)
 
+
+def _on_all_positions(form: Callable[..., Any]) -> AtOnce:
     def run(arguments: Sequence[Any]) -> Sequence[Any] | None:
         first, *others = arguments
         if not all(each.has_lengths_of(first) for each in others):
             return None
-        results = examined.form(*(each.positions for each in arguments))
+        results = form(*(each.positions for each in arguments))
         return [replace(first, positions=each) for each in tree_leaves(results)]
 
-    results = tuple(first_type._replace(dtype=leaf.dtype) for leaf in examined.leaves)
-    return Recipe("positions", run, results, known=_known_as(examined, "direct"))
+    return run
 
 
 def _turned(spec: "Spec", types: Sequence[Any]) -> Recipe | None:
