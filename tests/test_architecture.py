@@ -54,17 +54,6 @@ NO_EXAMPLE = {
     "lightning.DataModule": "an interface; every data module is an example",
     "lightning.TreeData": "an interface; every data module of trees is an example",
 }
-
-# Classes and aliases that are defined more than once, and how often: to be renamed, none added.
-DEFINED_SEVERAL_TIMES = {
-    "Form": 2,
-    "Length": 2,
-    "Operation": 2,
-    "Site": 2,
-    "Table": 2,
-    "Value": 2,
-    "_Below": 2,
-}
 # The name of a class or alias, unlike a constant and most type variables.
 CAPITALIZED = re.compile(r"_*[A-Z]\w*[a-z]\w*")
 
@@ -176,7 +165,7 @@ def types_defined_in(tree: ast.Module) -> Iterator[str]:
 def test_a_name_is_that_of_one_class_or_alias() -> None:
     counts = Counter(name for path in SOURCES for name in types_defined_in(tree_of(path)))
     several = {name: count for name, count in counts.items() if count > 1}
-    assert several == {**dict.fromkeys(SHARED_NAMES, 2), **DEFINED_SEVERAL_TIMES}
+    assert several == dict.fromkeys(SHARED_NAMES, 2)
 
 
 def test_classes_and_aliases_are_found() -> None:

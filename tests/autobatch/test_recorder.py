@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from pyg_dynbatch.autobatch import Stack, attend, autobatch, cond, recorder, total, while_loop
 from pyg_dynbatch.autobatch.session import Session
-from pyg_dynbatch.autobatch.signatures import Site
+from pyg_dynbatch.autobatch.signatures import SignatureSite
 from pyg_dynbatch.core.native import NATIVE_SWITCH
 from tests.autobatch.programs import Random, examples
 from tests.autobatch.test_autobatch import Wrap, check
@@ -298,7 +298,7 @@ def as_root(token: Token) -> None:
 
 
 def in_lookup(token: Token) -> None:
-    site = Site(0, (0,))
+    site = SignatureSite(0, (0,))
     site.build = token  # type: ignore[assignment]
     token.other = recorder_of(None)
     with pytest.raises(TypeError, match="not callable"):
@@ -306,7 +306,7 @@ def in_lookup(token: Token) -> None:
 
 
 def in_value(token: Token) -> None:
-    token.other = recorder_of(token).record(Site(0, (0,)), [])
+    token.other = recorder_of(token).record(SignatureSite(0, (0,)), [])
 
 
 def in_method(token: Token) -> None:

@@ -53,7 +53,7 @@ class ChangesUnseen(Exception):
     """A module changes a tensor in place in a way that torch does not count, such as ``.data``."""
 
 
-class Length(int):
+class RowCount(int):
     """The number of stacked rows, or a number computed from it: nothing may depend on it."""
 
     def _refuse(self, *_: Any) -> Any:
@@ -67,7 +67,7 @@ _BINARY = (
     *("and", "or", "xor", "lshift", "rshift"),
 )
 for _name in (*_COMPARISONS, *_UNARY, *_BINARY, *(f"r{each}" for each in _BINARY)):
-    setattr(Length, f"__{_name}__", Length._refuse)
+    setattr(RowCount, f"__{_name}__", RowCount._refuse)
 
 
 class Decisions(NamedTuple):
@@ -274,7 +274,7 @@ class _Listing(TorchFunctionMode):
                 raise NeedsPython("it writes rows into another tensor")
 
 
-class _Below(TorchDispatchMode):
+class _HiddenCalls(TorchDispatchMode):
     """Notices operators that draw, and those that no listed function calls.
 
     The latter are those of a scripted function, or of compiled code.
@@ -307,16 +307,16 @@ def share_memory(leaves: Sequence[Any], rows: Sequence[Tensor]) -> bool:
 def _static(leaf: Any) -> Any:
     if isinstance(leaf, Tensor):
         return None
-    return type(leaf), int.__repr__(leaf) if type(leaf) is Length else repr(leaf)
+    return type(leaf), int.__repr__(leaf) if type(leaf) is RowCount else repr(leaf)
 
 
 def _marked(func: Any, answer: Any, shape: torch.Size) -> Any:
     """Mark what a function of shapes returns, where it depends on the number of rows."""
     if isinstance(answer, torch.Size):
-        return torch.Size((Length(answer[0]), *answer[1:])) if answer else answer
+        return torch.Size((RowCount(answer[0]), *answer[1:])) if answer else answer
     if func is Tensor.size and answer != shape[0]:
         return answer
-    return Length(answer)
+    return RowCount(answer)
 
 
 def has_hooks_of_users(module: nn.Module, names: Sequence[str] = HOOKS) -> bool:
@@ -376,7 +376,7 @@ def _trials(compute: Compute, size: int, decisions: tuple[Decisions, Decisions])
     for number, name in changed:
         leaves = tree_leaves(kept.get((number, name)))
         depends = any(isinstance(x, Tensor) and listing.is_row(x) for x in leaves)
-        depends |= Length in map(type, leaves) or name in modules[number]._buffers
+        depends |= RowCount in map(type, leaves) or name in modules[number]._buffers
         if depends or id(modules[number]) not in own:
             raise NeedsPython(f"it keeps state in {name!r}")
     if not changed:
@@ -413,12 +413,12 @@ def _try(compute: Compute, twins: Twins, size: int, decisions: Decisions) -> tup
 
 def _run(
     compute: Compute, twins: Twins, listing: _Listing, rows: Sequence[Tensor]
-) -> tuple[Any, HostDraws, _Below]:
+) -> tuple[Any, HostDraws, _HiddenCalls]:
     """Run a twin on rows, and list what it does."""
     layers = [(given, twin) for given, twin in twins.modules() if is_in_table(given)]
     for given, twin in layers:
         vars(twin)["forward"] = listing.layer(given, twin)
-    below = _Below(listing)
+    below = _HiddenCalls(listing)
     draws = HostDraws()
     call = compute.twin(twins)
     try:

@@ -11,7 +11,7 @@ from torch.utils._pytree import register_pytree_node, tree_leaves, tree_map, tre
 
 from pyg_dynbatch.autobatch.lazy import Lazy
 from pyg_dynbatch.autobatch.session import Session
-from pyg_dynbatch.autobatch.signatures import Spec, Table
+from pyg_dynbatch.autobatch.signatures import SignatureTable, Spec
 from pyg_dynbatch.autobatch.state import Conditions, holds_values
 from pyg_dynbatch.core.engine import Run
 from pyg_dynbatch.core.errors import mismatch
@@ -171,7 +171,9 @@ def schedule_batch(session: Session, outcome: Outcome, num_examples: int) -> Sch
     )
 
 
-def run_batch(table: Table, batch: Schedule, device: torch.device) -> tuple[Any, dict[str, Any]]:
+def run_batch(
+    table: SignatureTable, batch: Schedule, device: torch.device
+) -> tuple[Any, dict[str, Any]]:
     """Run a scheduled mini-batch; return its result, and what it emitted."""
     table.conditions.check(batch.model)
     batch = batch.to(device)

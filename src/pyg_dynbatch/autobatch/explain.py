@@ -11,7 +11,7 @@ from pyg_dynbatch.autobatch.session import Session
 
 
 @dataclass(frozen=True)
-class Operation:
+class OperationUse:
     """How the calls of one signature were run.
 
     Args:
@@ -59,7 +59,7 @@ class Explanation:
     lower_bound: int
     flushes: int
     reads: dict[str, int]
-    operations: tuple[Operation, ...]
+    operations: tuple[OperationUse, ...]
     remarks: tuple[str, ...]
     replayed: int = 0
     kept: int = 0
@@ -107,7 +107,7 @@ def explain(session: Session, examples: int) -> Explanation:
             way = site.examined.way  # type: ignore[union-attr]
             hosts = within[name]
             host = "" if "" in hosts else " and ".join(sorted(hosts))
-            operation = Operation(name, types, calls[name], steps[name], way, site.where, host)
+            operation = OperationUse(name, types, calls[name], steps[name], way, site.where, host)
             operations.append(operation)
             for spec in site.spec.parts():  # type: ignore[union-attr]
                 inner: Any = table.by_spec[spec]
@@ -129,7 +129,7 @@ def explain(session: Session, examples: int) -> Explanation:
 
 
 def _remarks(
-    session: Session, operations: Sequence[Operation], examples: int, inside: Mapping[str, str]
+    session: Session, operations: Sequence[OperationUse], examples: int, inside: Mapping[str, str]
 ) -> list[str]:
     remarks = []
     if not operations and examples > 1:
@@ -153,7 +153,7 @@ def _remarks(
                 f"{op.name} runs on one row after the other: neither the table nor torch.vmap has "
                 f"a batched form ({op.where})"
             )
-    variants: dict[str, list[Operation]] = {}
+    variants: dict[str, list[OperationUse]] = {}
     for op in operations:
         variants.setdefault(op.name.split(" ")[0], []).append(op)
         if op.calls > 1 and op.steps == op.calls and examples > 1:

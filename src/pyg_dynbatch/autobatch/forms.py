@@ -6,7 +6,7 @@ stacked rows if they are closed (:mod:`closed`); else their inside is recorded.
 """
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
@@ -24,12 +24,10 @@ from pyg_dynbatch.autobatch.closed import (
 )
 from pyg_dynbatch.autobatch.lazy import NeedsPython
 from pyg_dynbatch.autobatch.operations import Batched, named
+from pyg_dynbatch.autobatch.operations_table import Form
 from pyg_dynbatch.autobatch.twins import Twins, changed_between, undisturbed
 from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.core.types import TensorType, has_gradient
-
-Form = Callable[..., Any]
-
 
 # The values or gradients that torch 2.13 computes for these differ from those of single rows.
 _WRONG_UNDER_VMAP = frozenset(named("select_scatter renorm embedding embedding_bag"))

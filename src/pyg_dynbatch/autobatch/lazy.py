@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils._pytree import tree_map_only
 
 from pyg_dynbatch.autobatch import recorder
-from pyg_dynbatch.autobatch.recorder import OPERATORS, SPECIAL, Method, Value
+from pyg_dynbatch.autobatch.recorder import OPERATORS, SPECIAL, Method, RecordedValue
 from pyg_dynbatch.core.errors import mismatch
 
 
@@ -50,7 +50,7 @@ unseen = torch._C.DisableTorchFunction
 """Hides what autobatch itself asks of tensors from modes, such as that of traces."""
 
 
-class Lazy(Value):
+class Lazy(RecordedValue):
     """One value of one example, computed later together with those of other examples.
 
     Shape, dtype and length come from its row type. Reading its content (``bool``, ``item``,
@@ -312,7 +312,7 @@ Lazy.mT = property(lambda self: self.transpose(-2, -1))  # type: ignore[attr-def
 _SYMBOLS = ["+", "-", "*", "/", "//", "%", "**", "@", "&", "|", "^", "<<", ">>"]
 for _name, _symbol in zip(OPERATORS, _SYMBOLS, strict=True):
     setattr(Lazy, f"__i{_name}__", _rebinding(f"__{_name}__", _symbol))
-_item = vars(Value)["__getitem__"]
+_item = vars(RecordedValue)["__getitem__"]
 
 
 def _get_item(self: Lazy, index: Any) -> Any:

@@ -20,7 +20,7 @@ from pyg_dynbatch.core.operation import Ragged, row_type_of
 from pyg_dynbatch.core.types import TensorType, has_gradient
 
 if TYPE_CHECKING:
-    from pyg_dynbatch.autobatch.signatures import Site, Spec, Table
+    from pyg_dynbatch.autobatch.signatures import SignatureSite, SignatureTable, Spec
 
 MOST_LENGTHS = 4
 """How many lengths an axis of the tensors of examples may have before all share a step."""
@@ -35,7 +35,7 @@ class Lengths:
     Within a session, a row type that was met as one of a fixed shape remains so.
     """
 
-    def __init__(self, table: "Table") -> None:
+    def __init__(self, table: "SignatureTable") -> None:
         self.table = table
         self.types: dict[VaryingType, int] = {}  # the row type of its buffer
         self.buffers: dict[int, VaryingType] = {}  # the reverse
@@ -48,7 +48,7 @@ class Lengths:
         self._recipes: dict[Any, Recipe] = {}  # by keys without lengths
         self._leaves: dict[Any, Sequence[Any]] = {}  # the results of one length, by these keys
         # By these keys, and the types of results.
-        self._families: dict[Any, tuple[Family, Site]] = {}
+        self._families: dict[Any, tuple[Family, SignatureSite]] = {}
         self._targets: list[int] = []  # of each site the number of what is scheduled
 
     def start(self) -> None:
@@ -81,7 +81,7 @@ class Lengths:
         seen = self._type_of_kind
         return any(seen[kind] is not None for kind in kinds if kind < len(seen))
 
-    def _fix_results(self, site: "Site") -> bool:
+    def _fix_results(self, site: "SignatureSite") -> bool:
         if site.spec is None or site.family or any(map(self._type_of_input, site.spec.inputs)):
             return False
         if not self._fix(site.kinds):
@@ -158,7 +158,7 @@ class Lengths:
             if _differ_in_lengths(before, leaf):
                 self._declare(VaryingType.between(before, leaf))
 
-    def made(self, site: "Site") -> None:
+    def made(self, site: "SignatureSite") -> None:
         """Note the row types of the results of a new signature."""
         if site.spec is not None and not any(map(self._type_of_input, site.spec.inputs)):
             self._has_new_types |= self._fix(site.kinds)
@@ -182,7 +182,7 @@ class Lengths:
             self._targets.append(site.number if site.family else self._target_of(site))
         return np.array(self._targets)
 
-    def _target_of(self, site: "Site") -> int:
+    def _target_of(self, site: "SignatureSite") -> int:
         results = [self.type_of(kind) for kind in site.kinds]
         if site.spec is None:  # rows from outside
             known = results[0]
@@ -210,7 +210,7 @@ class Lengths:
         family.members[shapes] = self.table.form_of(site)
         return target.number
 
-    def _has_any_length(self, site: "Site", results: Sequence[Any]) -> bool:
+    def _has_any_length(self, site: "SignatureSite", results: Sequence[Any]) -> bool:
         """Return whether an argument or result has any length."""
         inputs = [row_type_of(wanted) for wanted in site.spec.inputs]  # type: ignore[union-attr]
         return any(results) or any(map(self._type_of_input, inputs))

@@ -34,7 +34,7 @@ from pyg_dynbatch.autobatch.lazy import ACTIVE, Lazy, NeedsPython, find_implemen
 from pyg_dynbatch.autobatch.recorder import intercepted, is_instance, recorded_call
 from pyg_dynbatch.autobatch.replay import Replay, outcome_of, record, results_of
 from pyg_dynbatch.autobatch.session import Session, is_library
-from pyg_dynbatch.autobatch.signatures import NOTE, Table, failed
+from pyg_dynbatch.autobatch.signatures import NOTE, SignatureTable, failed
 from pyg_dynbatch.autobatch.state import holds_values
 from pyg_dynbatch.core.errors import Mismatch, checked_count, describe_value, mismatch
 from pyg_dynbatch.core.operation import HOOKS
@@ -231,7 +231,7 @@ class AutoBatch(nn.Module):
         if table is None or len(table.sites) > _MOST_SITES or not table.state.is_as_judged():
             if len(tables) > _MOST_MODES:
                 tables.clear()
-            table = tables[mode] = Table(self.plain)
+            table = tables[mode] = SignatureTable(self.plain)
         return Session(self.plain, table, tensors, self.policy)
 
     def _one_by_one(self, examples: list[Any]) -> Any:

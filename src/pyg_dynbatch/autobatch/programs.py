@@ -21,7 +21,7 @@ from pyg_dynbatch.autobatch.lazy import ACTIVE, Lazy, NeedsPython
 from pyg_dynbatch.autobatch.ragged import as_row
 from pyg_dynbatch.autobatch.recorder import Recorder
 from pyg_dynbatch.autobatch.session import Session
-from pyg_dynbatch.autobatch.signatures import Own, Site, Spec, Table
+from pyg_dynbatch.autobatch.signatures import Own, SignatureSite, SignatureTable, Spec
 from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.core.operation import Ragged
 from pyg_dynbatch.core.program import BatchedCall, Call, Program
@@ -250,7 +250,9 @@ def specs_of(*programs: Program) -> tuple[Spec, ...]:
     return tuple(inner.spec for program in programs for inner in program.operations)
 
 
-def runner_of(program: Program, table: Table) -> Callable[[Sequence[Any], int], list[Tensor]]:
+def runner_of(
+    program: Program, table: SignatureTable
+) -> Callable[[Sequence[Any], int], list[Tensor]]:
     """Return a function of the rows of all operands, and their number."""
     calls = [Call(_batched_call(inner, table), reads) for inner, reads in program.calls]
     prepared = Program(program.num_operands, tuple(calls), program.outputs)
@@ -261,7 +263,7 @@ def _itself(call: BatchedCall) -> BatchedCall:
     return call
 
 
-def _batched_call(inner: Inner, table: Table) -> BatchedCall:
+def _batched_call(inner: Inner, table: SignatureTable) -> BatchedCall:
     """Return what makes a call inside of a program."""
     site = table.by_spec[inner.spec]
     form: Any = table.engine.operations[site.signature.name].module  # type: ignore[union-attr]
@@ -304,8 +306,8 @@ def _ragged_rows(
 class _BodyRecord:
     """One record of a body: its site, what it reads, and the numbers of its results."""
 
-    def __init__(self, table: Table, record: DecodedRecord) -> None:
-        self.site: Site = table.sites[record.number]
+    def __init__(self, table: SignatureTable, record: DecodedRecord) -> None:
+        self.site: SignatureSite = table.sites[record.number]
         self.results = range(record.begin, record.begin + len(self.site.kinds))
         target = self.site.spec.target if self.site.spec else None
         self.may_join = isinstance(target, Own) and target.joined(2) is not None
@@ -491,7 +493,7 @@ class Loop(Own):
         """Signatures of the calls inside."""
         return specs_of(self.condition, self.body)
 
-    def examined(self, table: Table, spec: Spec) -> Examined:
+    def examined(self, table: SignatureTable, spec: Spec) -> Examined:
         """Return the form on stacked rows."""
         condition, body = runner_of(self.condition, table), runner_of(self.body, table)
         used = {*self.condition.operands_read, *self.body.operands_read}
@@ -539,7 +541,7 @@ class Choice(Own):
         """Signatures of the calls inside."""
         return specs_of(self.if_true, self.if_false)
 
-    def examined(self, table: Table, spec: Spec) -> Examined:
+    def examined(self, table: SignatureTable, spec: Spec) -> Examined:
         """Return the form on stacked rows."""
         if_true, if_false = runner_of(self.if_true, table), runner_of(self.if_false, table)
         used = [self.if_true.operands_read, self.if_false.operands_read]

@@ -20,7 +20,7 @@ from torch import nn
 from pyg_dynbatch.core.native import extension
 
 
-class Value:
+class RecordedValue:
     """The number and row type of one value of one example."""
 
     __slots__ = ("_kind", "_number", "_session")
@@ -217,10 +217,10 @@ def _comparison(target: Callable[..., Any]) -> Callable[..., Any]:
 for _name in SPECIAL:
     if (_target := getattr(torch.Tensor, _name, None)) is not None:
         is_equality = _name in ("__eq__", "__ne__")
-        setattr(Value, _name, _comparison(_target) if is_equality else Method(_target))
+        setattr(RecordedValue, _name, _comparison(_target) if is_equality else Method(_target))
 
 if (native := extension()) is not None:
-    Value, Method, Snapshot = native.Value, native.Method, native.Snapshot  # type: ignore[misc]
+    RecordedValue, Method, Snapshot = native.Value, native.Method, native.Snapshot  # type: ignore[misc]
     Lookup, Recorder = native.Lookup, native.Recorder  # type: ignore[misc]
     setup, activate, active_recorder = native.setup, native.activate, native.active_recorder
     intercepted, is_instance = native.intercepted, native.is_instance

@@ -11,7 +11,7 @@ from pyg_dynbatch.autobatch.families import Family
 from pyg_dynbatch.autobatch.sequences import Groups, SequenceRows, Sequences, of_any_length
 from pyg_dynbatch.autobatch.signatures import NOTE
 from pyg_dynbatch.core.engine import Run, StepCall, as_value
-from pyg_dynbatch.core.operation import Operation as EngineOperation
+from pyg_dynbatch.core.operation import Operation
 from pyg_dynbatch.core.row_buffer import RowBuffer
 from pyg_dynbatch.core.steps import BufferSpec, Step, Steps
 from pyg_dynbatch.core.types import RaggedRows
@@ -85,7 +85,7 @@ class SessionRun(Run):
         else:
             super().write(buffer, first, rows)
 
-    def step_call(self, operation: EngineOperation) -> StepCall:
+    def step_call(self, operation: Operation) -> StepCall:
         """Choose how the calls of an operation are made."""
         if isinstance(operation.module, Family):
             return FamilyCall(self.engine, operation)

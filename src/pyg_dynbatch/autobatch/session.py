@@ -25,7 +25,15 @@ from pyg_dynbatch.autobatch.plan import plan
 from pyg_dynbatch.autobatch.recorder import Recorder, active_recorder
 from pyg_dynbatch.autobatch.running import SessionRun
 from pyg_dynbatch.autobatch.sequences import Groups, Sequences
-from pyg_dynbatch.autobatch.signatures import OPEN, VARIES, Shared, Site, Spec, Table, name_of
+from pyg_dynbatch.autobatch.signatures import (
+    OPEN,
+    VARIES,
+    Shared,
+    SignatureSite,
+    SignatureTable,
+    Spec,
+    name_of,
+)
 from pyg_dynbatch.autobatch.state import changed
 from pyg_dynbatch.core.engine import Run
 from pyg_dynbatch.core.errors import describe_value, mismatch
@@ -84,7 +92,7 @@ class Session(Recorder):
     """What made values that are no longer known, and how to avoid using them."""
 
     def __init__(
-        self, root: nn.Module, table: Table, tensors: dict[str, Tensor], policy: Policy
+        self, root: nn.Module, table: SignatureTable, tensors: dict[str, Tensor], policy: Policy
     ) -> None:
         is_autocast = torch._C._is_any_autocast_enabled()
         super().__init__(table.lookup, root, torch.is_grad_enabled(), is_autocast)
@@ -99,7 +107,7 @@ class Session(Recorder):
         self.turns: list[tuple[int, int]] = []  # first value of each turn, and the example
         # The code of all flushes, and where in the user's code each record was made.
         self.past = self.places_past = np.zeros(0, dtype=np.int32)
-        self.outside: dict[Site, list[Any]] = {}
+        self.outside: dict[SignatureSite, list[Any]] = {}
         # Rows from outside that were met before, by identity, and numbers by their value;
         # with their versions, or copies where torch counts no changes.
         self.known: dict[int, tuple[Lazy, Tensor, int | Tensor]] = {}
@@ -113,7 +121,7 @@ class Session(Recorder):
         self.rows = np.zeros(0, dtype=np.int64)  # of each row type, as of the last flush
         self.next_row: dict[int, int] = {}  # of rows from outside since then
         # Of rows of any lengths: the first rows from outside of each row type and site.
-        self.first_rows: dict[int, dict[Site, tuple[int, int]]] = {}
+        self.first_rows: dict[int, dict[SignatureSite, tuple[int, int]]] = {}
         self.run: Any = SessionRun(self)
         self.flushes = 0
         self.schedules: list[Steps] = []  # what was run
@@ -244,7 +252,7 @@ class Session(Recorder):
         row: Lazy = numbers[key]
         return row
 
-    def check_parts(self, site: Site) -> None:
+    def check_parts(self, site: SignatureSite) -> None:
         """Raise an error if a module has changed since an earlier call that has not been run."""
         with unseen():
             self.table.state.call(site.called, self.where)
@@ -468,7 +476,7 @@ class Session(Recorder):
             self.next_row[kind] = row + rows
         return row
 
-    def _outside_value(self, site: Site, tensor: Tensor) -> Lazy:
+    def _outside_value(self, site: SignatureSite, tensor: Tensor) -> Lazy:
         """Record the next row from outside."""
         value: Lazy = self.record(site, (), (self.reserve(site.kinds[0], 1),))
         if tensor.requires_grad:
@@ -486,7 +494,7 @@ class Session(Recorder):
         wanted = "tensors, numbers, strings, slices, and lists, tuples or dicts of them"
         raise mismatch(TypeError, what, wanted, type(argument).__name__, where=self.where())
 
-    def _site(self, key: Any, target: Any, args: Any, kwargs: dict[str, Any]) -> Site:
+    def _site(self, key: Any, target: Any, args: Any, kwargs: dict[str, Any]) -> SignatureSite:
         """Return the site of a new key."""
         if isinstance(target, nn.Module):
             path = self.table.path.get(id(target))
@@ -660,7 +668,7 @@ class Session(Recorder):
 
     def _generalized(
         self, code: np.ndarray, begins: np.ndarray
-    ) -> dict[int, dict[Site, tuple[int, int]]]:
+    ) -> dict[int, dict[SignatureSite, tuple[int, int]]]:
         """Put families in the places of new signatures, whose rows then have any lengths.
 
         Returns:
@@ -668,7 +676,7 @@ class Session(Recorder):
             how many there are.
         """
         lengths = self.table.lengths
-        first_rows: dict[int, dict[Site, tuple[int, int]]] = {}
+        first_rows: dict[int, dict[SignatureSite, tuple[int, int]]] = {}
         if not lengths.types or not self.can_run:
             return first_rows
         targets = lengths.targets()

@@ -1,9 +1,9 @@
 """Everything that calls with one signature have in common, and how they are run on many rows.
 
 A *key* is what a session builds from a call, with row types as numbers of its table. A
-:class:`Spec` is the same with row types written out, so that it can be pickled. A :class:`Site` is
-a spec in a table, with the number that records use and the types of its results; rows from outside
-have a site without a spec. Its ``Signature`` is what the engine calls.
+:class:`Spec` is the same with row types written out, so that it can be pickled. A
+:class:`SignatureSite` is a spec in a table, with the number that records use and the types of its
+results; rows from outside have a site without a spec. Its ``Signature`` is what the engine calls.
 """
 
 from collections import Counter, defaultdict
@@ -90,7 +90,7 @@ class Own:
     specs: tuple[Spec, ...] = ()
     """Signatures of the calls that it makes."""
 
-    def examined(self, table: "Table", spec: Spec) -> Examined:
+    def examined(self, table: "SignatureTable", spec: Spec) -> Examined:
         """Return the form of a signature of this target."""
         raise NotImplementedError
 
@@ -99,7 +99,7 @@ class Own:
 
 
 @dataclass(eq=False)
-class Site:
+class SignatureSite:
     """One signature in a table: its number, and what its calls return."""
 
     number: int
@@ -139,13 +139,13 @@ NUMERIC = frozenset(
 )
 """Functions for which a number is the same as a tensor without dimensions."""
 
-OPEN = Site(-1, ())
+OPEN = SignatureSite(-1, ())
 """The site of modules whose inside is recorded."""
-VARIES = Site(-3, ())
+VARIES = SignatureSite(-3, ())
 """The site of calls whose numbers differ from call to call: values take their place."""
 
 
-class Table:
+class SignatureTable:
     """All signatures that a model has met so far, in one mode (thread, training, dtypes, ...)."""
 
     def __init__(self, model: nn.Module) -> None:
@@ -153,15 +153,15 @@ class Table:
         self.path = {id(module): path for path, module in self.modules.items()}
         self.tensors: dict[str, Tensor] = {}  # parameters and buffers of the current call
         self.device = torch.device("cpu")  # of these
-        self.sites: list[Site] = []
-        self.by_key: dict[Any, Site] = {}
+        self.sites: list[SignatureSite] = []
+        self.by_key: dict[Any, SignatureSite] = {}
         self.lookup = Lookup()
         self.shared: dict[Shared, int] = {}
-        self.by_spec: dict[Spec, Site] = {}
+        self.by_spec: dict[Spec, SignatureSite] = {}
         self.row_types: list[TensorType] = []
         self.samples: list[Tensor] = []  # of each row type, without content
-        self.outside: dict[TensorType, Site] = {}  # the site of rows from outside
-        self.like: dict[tuple[torch.Size, torch.dtype], Site] = {}  # the same
+        self.outside: dict[TensorType, SignatureSite] = {}  # the site of rows from outside
+        self.like: dict[tuple[torch.Size, torch.dtype], SignatureSite] = {}  # the same
         self.engine = Engine(Operations()).float()  # whose rows have the dtypes of their types
         self.opened: dict[nn.Module, tuple[str, str]] = {}  # where first, and why
         self.state = State(self.modules)
@@ -221,17 +221,17 @@ class Table:
             self.dtypes_of_numbers[key] = dtype
         return self.dtypes_of_numbers[key]
 
-    def outside_of(self, row_type: TensorType) -> Site:
+    def outside_of(self, row_type: TensorType) -> SignatureSite:
         """Return the site of rows of a type that the model did not compute."""
         if row_type not in self.outside:
-            site = self.outside[row_type] = Site(len(self.sites), (len(self.row_types),))
+            site = self.outside[row_type] = SignatureSite(len(self.sites), (len(self.row_types),))
             self.row_types.append(row_type)
             sample = torch.empty(row_type.shape, dtype=row_type.dtype, device="meta")
             self.samples.append(sample)
             self.sites.append(site)
         return self.outside[row_type]
 
-    def outside_like(self, tensor: Tensor) -> Site:
+    def outside_like(self, tensor: Tensor) -> SignatureSite:
         """Return the site of rows like a tensor."""
         key = tensor.shape, tensor.dtype
         if key not in self.like:
@@ -239,7 +239,7 @@ class Table:
             self.like[key] = self.outside_of(TensorType(tuple(tensor.shape), tensor.dtype))
         return self.like[key]
 
-    def site_of(self, spec: Spec, device: torch.device, where: str) -> Site:
+    def site_of(self, spec: Spec, device: torch.device, where: str) -> SignatureSite:
         """Return the site of a signature; examine it first if it is new."""
         if spec not in self.by_spec:
             for each in spec.inside:
@@ -247,7 +247,7 @@ class Table:
             self.by_spec[spec] = self._add(spec, device, where)
         return self.by_spec[spec]
 
-    def _add(self, spec: Spec, device: torch.device, where: str) -> Site:
+    def _add(self, spec: Spec, device: torch.device, where: str) -> SignatureSite:
         module = self.modules[spec.target] if isinstance(spec.target, str) else None
         name = spec.target or name_of(module) if module is not None else name_of(spec.target)
         recording, ACTIVE.session = ACTIVE.session, None
@@ -289,7 +289,7 @@ class Table:
         called = () if module is None else self.state.inside(spec.target)
         for part in called:
             part.judge()
-        site = Site(
+        site = SignatureSite(
             len(self.sites), kinds, spec, signature, where, examined, build, gradient,
             examined.is_view, called,
         )  # fmt: skip
@@ -307,7 +307,7 @@ class Table:
             unique = f"{stem} {self.names[stem] + 1}"
         return operations.add(form, inputs, outputs, name=unique, random=False)
 
-    def add_family(self, member: Site, family: Family) -> Site:
+    def add_family(self, member: SignatureSite, family: Family) -> SignatureSite:
         """Add the site of the signatures that differ from one in lengths alone."""
         of_member: Any = member.signature
         name = f"{of_member.name.split(' ')[0]} of any length"
@@ -341,7 +341,7 @@ class Table:
         finally:
             ACTIVE.session = recording
 
-    def form_of(self, site: Site) -> Callable[..., Any]:
+    def form_of(self, site: SignatureSite) -> Callable[..., Any]:
         """Return what makes the calls of a site on stacked rows."""
         return self.engine.operations[site.signature.name].module  # type: ignore[union-attr]
 

@@ -19,7 +19,7 @@ from pyg_dynbatch.autobatch.forms import Examined
 from pyg_dynbatch.autobatch.lazy import ACTIVE, Lazy
 from pyg_dynbatch.autobatch.programs import NODES, flattened, own_form, type_of, unflattened
 from pyg_dynbatch.autobatch.ragged import as_row, record_own, rows
-from pyg_dynbatch.autobatch.signatures import Own, Spec, Table
+from pyg_dynbatch.autobatch.signatures import Own, SignatureTable, Spec
 from pyg_dynbatch.core.engine import current_run
 from pyg_dynbatch.core.errors import describe_value, mismatch
 from pyg_dynbatch.core.row_buffer import Read, RowBuffer, Rows, Write, exchange, new_token
@@ -327,7 +327,7 @@ class _OnStacks(Own):
         """Run the operation."""
         raise NotImplementedError
 
-    def examined(self, table: Table, spec: Spec) -> Examined:
+    def examined(self, table: SignatureTable, spec: Spec) -> Examined:
         """Return the form on stacked rows."""
         types, run, name = self.types, self.run, f"stacks of {self.types}"
 
