@@ -94,13 +94,15 @@ def rebuilt(key: Iterable[Any], tensors: Sequence[Tensor]) -> Any:
         (1, ['a', 2.0])
     """
     nodes = list[tuple[Any, Any]]()  # a class and a number of items, or None and an item
-    tokens, number = iter(key), 0
+    tokens = iter(key)
+    number = 0
     for token in tokens:
         if token is Tensor:
             which = next(tokens)
             if not isinstance(which, int):  # a shape
                 next(tokens), next(tokens)
-                which, number = number, number + 1
+                which = number
+                number = number + 1
             nodes.append((None, tensors[which]))
         elif token in _NUMBERS:
             nodes.append((None, _number_of(token, next(tokens))))
@@ -226,7 +228,8 @@ class Cache:
     def __init__(self) -> None:
         self.entries: dict[tuple[Any, ...] | bytes, CacheEntry] = {}
         self.forms = deque[ResultForm](maxlen=64)
-        self.size, self.now = 0, 0
+        self.size = 0
+        self.now = 0
 
     def find(self, example: Example) -> CacheEntry | None:
         """Return what is known of the structure of an example."""

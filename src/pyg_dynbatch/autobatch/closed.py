@@ -114,7 +114,9 @@ class _Listing(TorchFunctionMode):
         super().__init__()
         self.device = device
         self.draws = False  # whether the function that is running draws random numbers
-        self.twins, self.size, self.decisions = twins, size, decisions
+        self.twins = twins
+        self.size = size
+        self.decisions = decisions
         self.calls: list[Called] = []
         self.depth = 0  # of functions that are running
         self.host_draws: HostDraws | None = None  # while it is entered

@@ -28,7 +28,8 @@ class _Fields:
     """A dataclass that holds tensors, as a structure."""
 
     def __init__(self, kind: type, fields: dict[str, Any]) -> None:
-        self.kind, self.fields = kind, fields
+        self.kind = kind
+        self.fields = fields
 
 
 def _built(values: Iterable[Any], context: Any) -> Any:

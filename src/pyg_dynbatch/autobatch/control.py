@@ -68,12 +68,15 @@ def while_loop(
         (tensor(0.6250), tensor(3))
     """
     owner = "autobatch.while_loop"
-    session, most = ACTIVE.session_for("it has a loop"), max_iterations
+    session = ACTIVE.session_for("it has a loop")
+    most = max_iterations
     if type(most) is not int or most < 1:
         most = checked_count(f"{owner}: max_iterations", most)
     if not isinstance(carried_inputs, tuple | list) or not carried_inputs:
-        what, wanted = f"{owner}: the state is not a tuple", "a tuple of tensors, such as (x, y)"
-        got, hint = describe_value(carried_inputs), "(x,) for one tensor"
+        what = f"{owner}: the state is not a tuple"
+        wanted = "a tuple of tensors, such as (x, y)"
+        got = describe_value(carried_inputs)
+        hint = "(x,) for one tensor"
         raise mismatch(TypeError, what, wanted, got, where=ACTIVE.where(), hint=hint)
     state: tuple[Any, ...] = tuple(carried_inputs)
     leaves, shape = _read(state, f"{owner}: the state holds")
@@ -143,7 +146,8 @@ def cond(
         >>> cond(x > 0, lambda x: x.sqrt(), lambda x: 2 * x, (x,))
         tensor(-6.)
     """
-    session, owner = ACTIVE.session_for("it has a branch"), "autobatch.cond"
+    session = ACTIVE.session_for("it has a branch")
+    owner = "autobatch.cond"
     if isinstance(pred, bool):
         return (true_fn if pred else false_fn)(*operands)
     chosen = _boolean(pred, f"{owner}: the condition")
@@ -220,9 +224,11 @@ def _read(value: Any, what: str) -> tuple[list[Any], _Shape]:
     for number, leaf in enumerate(leaves):
         types.append(type_of(leaf))
         if types[-1] is None and type(leaf) is not Node:
-            got, place = describe_value(leaf), _place(value, number)
+            got = describe_value(leaf)
+            place = _place(value, number)
             what = f"{what} something else than tensors"
-            wanted, got = "tensors, stacks, and tuples, lists or dicts of them", f"{got}{place}"
+            wanted = "tensors, stacks, and tuples, lists or dicts of them"
+            got = f"{got}{place}"
             hint = "a tensor, such as torch.tensor(0.0)"
             raise mismatch(TypeError, what, wanted, got, where=ACTIVE.where(), hint=hint)
     return leaves, _Shape(structure, tuple(types))
@@ -239,7 +245,8 @@ def _boolean(value: Any, what: str) -> Any:
     row_type = type_of(value)
     if row_type is None or row_type.dtype != torch.bool or row_type.shape not in ((), (1,)):
         got = row_type or describe_value(value)
-        what, expected = f"{what} is not a boolean", "a boolean tensor of shape []"
+        what = f"{what} is not a boolean"
+        expected = "a boolean tensor of shape []"
         hint = "such as x.sum() > 0"
         raise mismatch(TypeError, what, expected, got, where=ACTIVE.where(), hint=hint)
     return value
@@ -258,7 +265,8 @@ def _result(value: Any, what: str) -> tuple[list[Any], _Shape]:
 
 def _next_state(found: Any, wanted: _Shape) -> list[Any]:
     """Check that a state is like the first one; list its tensors."""
-    owner, hint = "autobatch.while_loop", "return a tuple, such as (x,)"
+    owner = "autobatch.while_loop"
+    hint = "return a tuple, such as (x,)"
     what = f"{owner}: the body does not return a state like that which it is given"
     found = tuple(found) if isinstance(found, list) else found
     leaves, got = _read(found, f"{owner}: the body returns")

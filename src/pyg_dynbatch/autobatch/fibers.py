@@ -30,8 +30,12 @@ def run_examples(
             session.turn(number)
             results.append(function(example))
         return results
-    hub, results, todo = getcurrent(), [None] * len(examples), iter(enumerate(examples))
-    state, wanted, running = session.table.state, list[Lazy](), list[Any]()
+    hub = getcurrent()
+    results = [None] * len(examples)
+    todo = iter(enumerate(examples))
+    state = session.table.state
+    wanted = list[Lazy]()
+    running = list[Any]()
 
     def suspend(value: Lazy) -> None:
         number: Any = session.example

@@ -102,9 +102,11 @@ def examine_function(
         if batched is not None:
             way, form = _known(call, batched)
         elif call.target not in _WRONG_UNDER_VMAP and _takes_vmap(call, types, sample.result):
-            way, form = "vmap", _mapped(call, sample.result)
+            way = "vmap"
+            form = _mapped(call, sample.result)
         else:
-            way, form = "one by one", _one_by_one(call)
+            way = "one by one"
+            form = _one_by_one(call)
     if fixed:
         form = _detaching(form, fixed)
     return Examined(form, way, leaves, structure, sample.is_view)

@@ -130,7 +130,8 @@ class Lazy(RecordedValue):
     # What a lazy value cannot do.
 
     def __getattr__(self, name: str) -> NoReturn:
-        what, hint = f"autobatch: no {name!r} of a value that has not been computed", ""
+        what = f"autobatch: no {name!r} of a value that has not been computed"
+        hint = ""
         if name in ("backward", "grad", "retain_grad", "register_hook"):
             hint = "return the value from the model, and use it there"
         raise _refused(self, what, kind=AttributeError, hint=hint)

@@ -189,7 +189,8 @@ class Lengths:
             return site.number if known is None else self.table.outside[known.buffer].number
         if not self._has_any_length(site, results):
             return site.number
-        spec, examined = site.spec, site.examined
+        spec = site.spec
+        examined = site.examined
         self.meet(spec, examined)  # type: ignore[arg-type]
         key = self._key_of(spec)
         exact: Any = (

@@ -41,8 +41,10 @@ from pyg_dynbatch.core.operation import HOOKS
 from pyg_dynbatch.core.policy import Policy, checked_policy
 
 # A model that makes new signatures all the time, such as x * y.item(), starts again from here on.
-_MOST_SITES, _MOST_MODES = 16_384, 16
-LOOP_BELOW_IN_TRAINING, LOOP_BELOW_IN_INFERENCE = 12, 64
+_MOST_SITES = 16_384
+_MOST_MODES = 16
+LOOP_BELOW_IN_TRAINING = 12
+LOOP_BELOW_IN_INFERENCE = 64
 """Numbers of examples from which on batching was faster on most models of benchmarks.autobatch."""
 _Ended = TypeVar("_Ended")
 
@@ -90,7 +92,8 @@ class AutoBatch(nn.Module):
     ) -> None:  # fmt: skip
         super().__init__()
         if not isinstance(module, nn.Module) or isinstance(module, AutoBatch):
-            what, got = "autobatch: not a module for one example", type(module).__name__
+            what = "autobatch: not a module for one example"
+            got = type(module).__name__
             raise mismatch(TypeError, what, "an nn.Module", got)
         # Past nn.Module.__setattr__: a submodule `plain` would change all names of parameters.
         vars(self).update(plain=module, policy=checked_policy(policy), cache=cache, emitted={})
@@ -189,7 +192,8 @@ class AutoBatch(nn.Module):
                 parameters or buffers.
             ValueError: If a tensor of an example requires gradients.
         """
-        examples, session = _checked(examples), self._begin()
+        examples = _checked(examples)
+        session = self._begin()
         session.can_run = False
         with closing(session):
             schedule = partial(schedule_batch, session, num_examples=len(examples))
@@ -286,7 +290,8 @@ def _replayed(session: Session, examples: Iterable[Example]) -> Outcome | None:
 def _code_of(part: nn.Module) -> tuple[Any, ...]:
     """Identify what a module runs, which may be replaced between two calls."""
     if isinstance(part, torch.jit.ScriptModule):
-        what, hint = "autobatch: a scripted module is part of the model", "the module itself"
+        what = "autobatch: a scripted module is part of the model"
+        hint = "the module itself"
         raise mismatch(TypeError, what, "modules in Python", part.original_name, hint=hint)
     forward = vars(part).get("forward") or type(part).forward
     hooks = (name for kind in HOOKS for name in getattr(part, kind))
@@ -411,7 +416,8 @@ def recurse(function: Callable[[Any], Any], argument: Any) -> Any:
         >>> recurse(depth, chain)
         100000
     """
-    stack, value = [function(argument)], None
+    stack = [function(argument)]
+    value = None
     while stack:
         try:
             wanted = stack[-1].send(value)
@@ -426,7 +432,8 @@ def recurse(function: Callable[[Any], Any], argument: Any) -> Any:
 
 @contextmanager
 def _emitting(collected: dict[str, Any], number: int) -> Iterator[None]:
-    outer, ACTIVE.eager = ACTIVE.eager, (collected, number)
+    outer = ACTIVE.eager
+    ACTIVE.eager = (collected, number)
     try:
         yield
     finally:
@@ -510,7 +517,8 @@ def _checked(examples: Any) -> list[Any]:
         what = "autobatch: a scheduled batch can only be run batched"
         raise mismatch(TypeError, what, "the examples themselves", "a Schedule")
     if isinstance(examples, str | Mapping) or not isinstance(examples, Iterable):
-        what, got = "autobatch: not a list of examples", describe_value(examples)
+        what = "autobatch: not a list of examples"
+        got = describe_value(examples)
         raise mismatch(TypeError, what, "a list, or an iterable such as a generator", got)
     if not (examples := list(examples)):
         what = "autobatch: the list of examples is empty"
@@ -635,7 +643,8 @@ def _lazy_column(
         elif isinstance(leaf, Tensor):
             value = session.outside_row(leaf)
         else:
-            what, where = "autobatch: examples return different types", f"example {len(values)}"
+            what = "autobatch: examples return different types"
+            where = f"example {len(values)}"
             raise mismatch(TypeError, what, "a tensor", describe_value(leaf), where=where)
         if value._session is not session:
             value = session.foreign(value)
@@ -665,7 +674,8 @@ def _columns_of(results: list[Any]) -> tuple[list[list[Any]], Any]:
     first = parts[0]
     for number, spec in enumerate(parts):
         if spec != first:
-            what, where = "autobatch: examples return different structures", f"example {number}"
+            what = "autobatch: examples return different structures"
+            where = f"example {number}"
             raise mismatch(ValueError, what, first, spec, where=where, hint=_ANY_NUMBER)
     return [leaves[n :: first.num_leaves] for n in range(first.num_leaves)], first
 

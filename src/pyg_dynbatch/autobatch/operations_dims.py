@@ -273,7 +273,8 @@ def _row_or_repeated(value: Any, rows: Any, size: int) -> Any:
 def selected(call: TorchCall) -> Batched | None:
     """Select entries along a dimension; the indices, or what they refer to, may be shared."""
     values = call.bound("input dim index")
-    source, index = values["input"], values["index"]
+    source = values["input"]
+    index = values["index"]
     operands = call.types_of(values)
     rank = len(operands["input"].shape)
     if rank == 0 or len(operands["index"].shape) != 1:

@@ -253,7 +253,8 @@ _DEVICES = ("cpu", "cuda", "mps", "xpu")
 def meta(value: Any) -> Any:
     """Return arguments with shared tensors without content, on the meta device."""
     if isinstance(value, Tensor):
-        size, stride = value.size(), value.stride()
+        size = value.size()
+        stride = value.stride()
         return torch.empty_strided(size, stride, dtype=value.dtype, device="meta")
     is_device = isinstance(value, str) and value.partition(":")[0] in _DEVICES
     if is_device or isinstance(value, torch.device):

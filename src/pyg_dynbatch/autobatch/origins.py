@@ -79,7 +79,9 @@ class Origins(TorchFunctionMode):
 
     def __init__(self, session: Session, example: Example, reason: str = "") -> None:
         super().__init__()
-        self.session, self.example, self.reason = session, example, reason
+        self.session = session
+        self.example = example
+        self.reason = reason
         self.value = example.value
         self.arguments: dict[int, int] = {}  # the number of each tensor
         if not reason and example.tensors:
@@ -227,7 +229,8 @@ def _list_operands(value: Any, found: list[Any]) -> None:
 def watched(origins: Origins) -> Iterator[None]:
     """Let origins watch what runs inside, until it reads a value."""
     session = origins.session
-    session.origins, session.watcher = origins, _HANDLER
+    session.origins = origins
+    session.watcher = _HANDLER
     _push_mode(origins)
     try:
         yield
@@ -242,7 +245,8 @@ class Generators:
     """The state of the random generators of Python, NumPy and torch."""
 
     def __init__(self, device: torch.device) -> None:
-        self.device, self.states = device, self._states(device)
+        self.device = device
+        self.states = self._states(device)
 
     @staticmethod
     def _states(device: torch.device) -> list[Any]:

@@ -33,7 +33,8 @@ class Operands:
     """What the bodies of one loop or one choice read: values of the session that records it."""
 
     def __init__(self, session: Session, values: Sequence[Lazy], state: int = 0) -> None:
-        self.session, self.values = session, [*values]
+        self.session = session
+        self.values = [*values]
         self.state = state  # how many of them change from one iteration to the next
         self.captured: dict[Any, tuple[int, Any]] = {}  # positions, and what is kept alive
 
@@ -59,7 +60,8 @@ class Body(Session):
         Recorder.__init__(self, outer.table.lookup, outer.root, outer.grad, outer.autocast)
         for name in ("table", "shared", "trained", "device", "inference", "can_run", "example"):
             setattr(self, name, getattr(outer, name))
-        self.operands, self.owner = operands, owner
+        self.operands = operands
+        self.owner = owner
         self.code = list[int]()  # when the function has been recorded
         self.inputs: dict[int, Lazy] = {}
 
@@ -159,7 +161,8 @@ _OTHER = object()
 
 def flattened(value: Any) -> tuple[list[Any], Any]:
     """List the tensors in a value; also return its structure."""
-    form, leaves = _form_of(value), list[Any]()
+    form = _form_of(value)
+    leaves = list[Any]()
     if form is None:
         return [value], _LEAF
     if form is _OTHER:
@@ -334,7 +337,8 @@ def _needed(body: Body, outputs: Sequence[int]) -> list[_BodyRecord]:
 
 def _grouped(records: Sequence[_BodyRecord]) -> Iterator[list[_BodyRecord]]:
     """Order records so that calls which can be made at once are together: they wait for others."""
-    waiting, made = [*records], set[int]()
+    waiting = [*records]
+    made = set[int]()
     while waiting:
         blocked = list[_BodyRecord]()
         for each in waiting:
@@ -366,7 +370,8 @@ class _Split(torch.autograd.Function):
     def forward(
         ctx: Any, parts: Sequence[Tensor], wanted: Sequence[Sequence[int]], *tensors: Tensor
     ) -> tuple[Tensor, ...]:
-        ctx.parts, ctx.wanted = parts, wanted
+        ctx.parts = parts
+        ctx.wanted = wanted
         ctx.shapes = [(tensor.shape, tensor.requires_grad) for tensor in tensors]
         ctx.set_materialize_grads(False)
         found = _taken(parts, wanted, tensors)
@@ -414,7 +419,8 @@ class _Merge(torch.autograd.Function):
     def forward(
         ctx: Any, parts: Sequence[Tensor], width: int, *pieces: Tensor
     ) -> tuple[Tensor, ...]:
-        ctx.parts, ctx.width = parts, width
+        ctx.parts = parts
+        ctx.width = width
         ctx.set_materialize_grads(False)
         found = _merged(parts, width, pieces)
         if plain := [rows for rows in found if not has_gradient(rows.dtype)]:
@@ -495,15 +501,20 @@ class Loop(Own):
 
     def examined(self, table: SignatureTable, spec: Spec) -> Examined:
         """Return the form on stacked rows."""
-        condition, body = runner_of(self.condition, table), runner_of(self.body, table)
+        condition = runner_of(self.condition, table)
+        body = runner_of(self.body, table)
         used = {*self.condition.operands_read, *self.body.operands_read}
         kept = [*range(self.width), *(n for n in range(self.width, len(spec.inputs)) if n in used)]
-        sides, width, most = [kept, range(self.width)], self.width, self.most
+        sides = [kept, range(self.width)]
+        width = self.width
+        most = self.most
 
         def form(*rows: Tensor) -> Any:
-            operands, size = [*rows], rows[0].size(0)
+            operands = [*rows]
+            size = rows[0].size(0)
             rows_of: Tensor | None = None  # numbers of the rows that run; None for all
-            places, pieces = list[Tensor](), list[Sequence[Tensor]]()
+            places = list[Tensor]()
+            pieces = list[Sequence[Tensor]]()
             for _ in range(most + 1):
                 going = condition(operands, size)[0].reshape(-1)
                 alive = going.nonzero().squeeze(1)
@@ -514,7 +525,8 @@ class Loop(Own):
                     operands, ended = split([alive, stopped], sides, operands)
                     pieces.append(ended[:width])
                     places.append(stopped if rows_of is None else rows_of[stopped])
-                    rows_of, size = alive if rows_of is None else rows_of[alive], alive.numel()
+                    rows_of = alive if rows_of is None else rows_of[alive]
+                    size = alive.numel()
                 operands[:width] = body(operands, size)
             else:
                 raise endless(most, size)
@@ -543,7 +555,8 @@ class Choice(Own):
 
     def examined(self, table: SignatureTable, spec: Spec) -> Examined:
         """Return the form on stacked rows."""
-        if_true, if_false = runner_of(self.if_true, table), runner_of(self.if_false, table)
+        if_true = runner_of(self.if_true, table)
+        if_false = runner_of(self.if_false, table)
         used = [self.if_true.operands_read, self.if_false.operands_read]
         several = len(self.types) > 1
 

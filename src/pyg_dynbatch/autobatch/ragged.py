@@ -73,7 +73,8 @@ def attend(query: Any, keys: Any, values: Any = None) -> Any:
     if session is None or not _has_lazy((query, keys, values)):
         weights = torch.softmax(torch.stack(list(keys)) @ query, 0)
         return torch.tensordot(weights, torch.stack(list(values)), 1)
-    ragged, asking = [_lazy(session, "attend", v) for v in (keys, values)], as_row(session, query)
+    ragged = [_lazy(session, "attend", v) for v in (keys, values)]
+    asking = as_row(session, query)
     wanted, got = (session.table.row_types[kind] for kind in (asking._kind, ragged[0][1]))
     if wanted.shape != got.shape or len(got.shape) != 1:
         what = "autobatch.attend: query and keys are not vectors of one width"
@@ -118,7 +119,8 @@ def rows(tensor: Any) -> list[Any]:
 
 def _checked(name: str, values: Any, like: Any) -> Sequence[Any]:
     if isinstance(values, Tensor | Lazy) or not isinstance(values, Sequence):
-        what, got = f"autobatch.{name}: not a list of tensors", type(values).__name__
+        what = f"autobatch.{name}: not a list of tensors"
+        got = type(values).__name__
         raise mismatch(TypeError, what, "a list of tensors", got, where=ACTIVE.where())
     if not len(values) and like is None:
         what = f"autobatch.{name}: the list is empty"
@@ -187,12 +189,14 @@ def record_own(
     exact = (*key, *kinds)
     site = session.table.by_key.get(exact)
     if site is None:
-        target, types = make(), session.table.row_types
+        target = make()
+        types = session.table.row_types
         inputs = tuple(types[k] if isinstance(k, int) else Ragged(types[k[0]]) for k in kinds)
         spec = Spec((target, no_grad, *inputs), target, (), inputs, no_grad)
         site = session.table.site_of(spec, session.device, session.where())
         session.table.by_key[exact] = site
-    reads, code = list[int](), list[int]()
+    reads = list[int]()
+    code = list[int]()
     for value in values:
         if type(value) is Lazy:
             reads.append(value._number)

@@ -26,7 +26,9 @@ class RecordedValue:
     __slots__ = ("_kind", "_number", "_session")
 
     def __init__(self, session: Any, number: int, kind: int) -> None:
-        self._session, self._number, self._kind = session, number, kind
+        self._session = session
+        self._number = number
+        self._kind = kind
 
     @classmethod
     def __torch_function__(
@@ -75,9 +77,14 @@ class Recorder:
     """The records of a session, and whether gradients flow back from each value."""
 
     def __init__(self, lookup: Lookup, root: nn.Module, grad: bool, autocast: bool) -> None:
-        self.root, self.grad, self.autocast, self.refused = root, grad, autocast, None
-        self.base, self._code = 0, array("i")
-        self._needs_grad, self._is_view = bytearray(), bytearray()
+        self.root = root
+        self.grad = grad
+        self.autocast = autocast
+        self.refused = None
+        self.base = 0
+        self._code = array("i")
+        self._needs_grad = bytearray()
+        self._is_view = bytearray()
         self.met: dict[int, tuple[int, bool]] = {}  # parameters that were met before
         self.numbers: Any = None  # values by dtype and number, or None if numbers are watched
         self.belonging: Any = None  # parameters and buffers by identity
@@ -98,7 +105,9 @@ class Recorder:
         session: Any = self
         if torch._C._is_any_autocast_enabled() is not self.autocast:
             session.refuse_switch()
-        begin, kinds, build = len(self._code), site.kinds, site.build
+        begin = len(self._code)
+        kinds = site.kinds
+        build = site.build
         self._code.append(site.number)
         self._code.extend(reads if code is None else code)
         self._code.extend([-1] * (begin + len(kinds) - len(self._code)))
@@ -222,5 +231,8 @@ for _name in SPECIAL:
 if (native := extension()) is not None:
     RecordedValue, Method, Snapshot = native.Value, native.Method, native.Snapshot  # type: ignore[misc]
     Lookup, Recorder = native.Lookup, native.Recorder  # type: ignore[misc]
-    setup, activate, active_recorder = native.setup, native.activate, native.active_recorder
-    intercepted, is_instance = native.intercepted, native.is_instance
+    setup = native.setup
+    activate = native.activate
+    active_recorder = native.active_recorder
+    intercepted = native.intercepted
+    is_instance = native.is_instance

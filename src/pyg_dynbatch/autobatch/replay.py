@@ -47,9 +47,11 @@ def record(session: Session, plain: Callable[[Any], Any], example: Example) -> A
 
 def _record_new(session: Session, plain: Callable[[Any], Any], example: Example) -> Any:
     """Record the first example of a structure; keep what it has recorded, or why that cannot be."""
-    origins, state = Origins(session, example), session.table.state
+    origins = Origins(session, example)
+    state = session.table.state
     first = session.next_value
-    generators, before = Generators(session.device), state.look()
+    generators = Generators(session.device)
+    before = state.look()
     kept = None
     with watched(origins):
         result = plain(origins.value)
@@ -176,7 +178,8 @@ def _places(members: Sequence[OwnRows], first: int) -> np.ndarray:
 
 def replay(session: Session, replays: Sequence[Replay], examples: Sequence[int]) -> np.ndarray:
     """Append what examples have recorded; return the number of the first value of each."""
-    sites, first = session.table.recorded, session.next_value
+    sites = session.table.recorded
+    first = session.next_value
     codes = [each.kept.code for each in replays]
     code = np.concatenate(codes)
     ends = np.array([each.size for each in codes]).cumsum()

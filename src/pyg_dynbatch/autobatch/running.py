@@ -52,7 +52,8 @@ class SessionRun(Run):
                 self.sequences[kind].append(first, rows)
 
     def _open_buffer(self, spec: BufferSpec, *given: Any) -> None:
-        kind, lengths = len(self.buffers), self.session.table.lengths
+        kind = len(self.buffers)
+        lengths = self.session.table.lengths
         if lengths.types and (kind in lengths.buffers or lengths.type_of(kind) is not None):
             self.buffers.append(_Elsewhere(0))
         else:

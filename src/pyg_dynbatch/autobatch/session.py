@@ -96,7 +96,8 @@ class Session(Recorder):
     ) -> None:
         is_autocast = torch._C._is_any_autocast_enabled()
         super().__init__(table.lookup, root, torch.is_grad_enabled(), is_autocast)
-        self.table, self.policy = table, policy
+        self.table = table
+        self.policy = policy
         table.start(tensors)
         self.shared = {id(tensor): name for name, tensor in tensors.items()}
         self.trained = {id(tensor) for tensor in tensors.values() if tensor.requires_grad}
@@ -162,7 +163,8 @@ class Session(Recorder):
 
     def example_with(self, kind: int, row: int) -> int | None:
         """Return the example that made a row of a row type."""
-        sites, code = self.table.recorded, self.past[: self.base]
+        sites = self.table.recorded
+        code = self.past[: self.base]
         begins = begins_of(sites, code)
         values = begins[:, None] + np.arange(sites.most_results)
         rows = self.values.row[np.minimum(values, self.base - 1)]
@@ -300,7 +302,9 @@ class Session(Recorder):
             is_zero = isinstance(argument, float) and not argument
             key.append((kind, str(argument) if is_zero else argument))
         elif kind is slice:
-            start, stop, step = argument.start, argument.stop, argument.step
+            start = argument.start
+            stop = argument.stop
+            step = argument.step
             if type(start) in _INDEX and type(stop) in _INDEX and type(step) in _INDEX:
                 key.append((slice, start, stop, step))
             else:
@@ -374,7 +378,8 @@ class Session(Recorder):
             self.check_ahead(tensor)
         if self.origins is not None and not self.origins.reason:
             return self._own_row(tensor)
-        numbers, number = None, None
+        numbers = None
+        number = None
         if not tensor.dim():  # numbers are kept by their value, others by identity
             numbers = self.numbers.get(tensor.dtype)
             number = tensor.item() if numbers is not None and tensor.is_cpu else None
@@ -567,7 +572,9 @@ class Session(Recorder):
             return
         self.check_state()
         # What fails from here on belongs to all examples.
-        example, self.example, self.failed = self.example, None, True
+        example = self.example
+        self.example = None
+        self.failed = True
         if self.table.engine.device != self.device:
             self.table.engine.to(self.device)
         for tensor, version in self.unread:
@@ -579,14 +586,17 @@ class Session(Recorder):
         }
         self.run.index = steps.index
         self.run.take_sequences(self.outside_sequences())
-        recording, ACTIVE.session = ACTIVE.session, None
+        recording = ACTIVE.session
+        ACTIVE.session = None
         try:
             with torch.set_grad_enabled(self.grad):
                 self.run.extend(steps.to(self.device), inputs)
         finally:
             ACTIVE.session = recording
         self.table.state.flushed()
-        self.example, self.outside, self.failed = example, {}, False
+        self.example = example
+        self.outside = {}
+        self.failed = False
         self.schedules.append(steps)
         self.flushes += 1
 
@@ -618,7 +628,8 @@ class Session(Recorder):
 
     def plan(self, needed: Sequence[int] | None = None, wanted: np.ndarray | None = None) -> Steps:
         """Schedule what was recorded, as for :meth:`flush`."""
-        sites, size = self.table.recorded, self.next_value
+        sites = self.table.recorded
+        size = self.next_value
         if size > self.past.size:
             room = max(size, 2 * self.past.size)
             self.past, self.places_past = (
@@ -633,7 +644,8 @@ class Session(Recorder):
         begins = np.concatenate([self.pending, new_begins])
         self.clear()
         self.values.grow(size)
-        known, self.rows = self.rows, np.zeros(len(sites.row_types), dtype=np.int64)
+        known = self.rows
+        self.rows = np.zeros(len(sites.row_types), dtype=np.int64)
         self.rows[: known.size] = known
         for kind, rows in self.next_row.items():
             self.rows[kind] = rows

@@ -59,8 +59,11 @@ class Spec:
     """
 
     def __init__(self, key: Any, target: Any, template: Any, inputs: Any, no_grad: bool) -> None:
-        self.key, self.target, self.template = key, target, template
-        self.inputs, self.no_grad = inputs, no_grad
+        self.key = key
+        self.target = target
+        self.template = template
+        self.inputs = inputs
+        self.no_grad = no_grad
         self._hash = hash(key)
 
     def __hash__(self) -> int:
@@ -250,7 +253,8 @@ class SignatureTable:
     def _add(self, spec: Spec, device: torch.device, where: str) -> SignatureSite:
         module = self.modules[spec.target] if isinstance(spec.target, str) else None
         name = spec.target or name_of(module) if module is not None else name_of(spec.target)
-        recording, ACTIVE.session = ACTIVE.session, None
+        recording = ACTIVE.session
+        ACTIVE.session = None
         ACTIVE.examining = where or name
         try:
             if module is not None and any(map(is_lazy, module.parameters())):
@@ -280,7 +284,8 @@ class SignatureTable:
             hint = "" if module is None else "autobatch.open(module) records what is inside"
             raise failed(error, what, where, hint) from error
         finally:
-            ACTIVE.session, ACTIVE.examining = recording, ""
+            ACTIVE.session = recording
+            ACTIVE.examining = ""
         outputs = [leaf for leaf in examined.leaves if isinstance(leaf, TensorType)]
         form, build = _flat(examined)
         signature = self._operation(form, spec.inputs, outputs, name)
@@ -335,7 +340,8 @@ class SignatureTable:
     def examine(self, spec: Spec) -> Examined:
         """Choose the form of a signature without adding it."""
         module = self.modules[spec.target] if isinstance(spec.target, str) else None
-        recording, ACTIVE.session = ACTIVE.session, None
+        recording = ACTIVE.session
+        ACTIVE.session = None
         try:
             return self._examine(spec, module, self.device, name_of(module or spec.target), "")
         finally:
@@ -408,7 +414,9 @@ class _Call(TorchFunction):
     """Call a target with rows and parameters in the places of its template."""
 
     def __init__(self, spec: Spec, module: nn.Module | None, tensors: dict[str, Tensor]) -> None:
-        self.spec, self.module, self.tensors = spec, module, tensors
+        self.spec = spec
+        self.module = module
+        self.tensors = tensors
         self.target = spec.target if module is None else module
         args, kwargs = spec.template
         self.plain = not (kwargs or spec.no_grad) and all(a is ROW for a in args)
@@ -489,7 +497,9 @@ _RETURN_TYPES = frozenset(
 
 def _flat(examined: Examined) -> tuple[Callable[..., Any], Callable[[Sequence[Lazy]], Any] | None]:
     """Return the form with flat results, and what builds the result of a call from its rows."""
-    form, leaves, spec = examined.form, examined.leaves, examined.spec
+    form = examined.form
+    leaves = examined.leaves
+    spec = examined.spec
     if spec.is_leaf():
         return form, None
     tensors = all(isinstance(leaf, TensorType) for leaf in leaves)

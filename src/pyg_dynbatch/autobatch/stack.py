@@ -35,7 +35,8 @@ class Node:
     __slots__ = ("below", "leaves", "size")
 
     def __init__(self, leaves: Sequence[Any], below: "Node | None") -> None:
-        self.leaves, self.below = leaves, below
+        self.leaves = leaves
+        self.below = below
         self.size: int = 0 if below is None else below.size + 1
 
 
@@ -77,7 +78,8 @@ class Stack:
         types: Any = tuple(map(type_of, leaves))
         if not leaves or None in types:
             got = ", ".join(map(describe_value, leaves)) or "an empty structure"
-            what, hint = "autobatch.Stack: not a tensor", "such as Stack(torch.zeros(3))"
+            what = "autobatch.Stack: not a tensor"
+            hint = "such as Stack(torch.zeros(3))"
             wanted = "a tensor, or a structure of tensors, like those on the stack"
             raise mismatch(TypeError, what, wanted, got, where=ACTIVE.where(), hint=hint)
         form = _Form(types, structure, leaves[0].device)
@@ -99,7 +101,8 @@ class Stack:
         """
         listed = rows(values) if isinstance(values, Tensor | Lazy) else [*values]
         if not listed:
-            what, where = "autobatch.Stack.of: there are no values", ACTIVE.where()
+            what = "autobatch.Stack.of: there are no values"
+            where = ACTIVE.where()
             hint = "Stack(like) is an empty stack"
             raise mismatch(ValueError, what, "at least one value", 0, where=where, hint=hint)
         stack = cls(listed[0])
@@ -110,7 +113,8 @@ class Stack:
         columns = zip(*map(stack._leaves, listed), strict=True)
         found = [[as_row(session, leaf) for leaf in column] for column in columns]
         given = [(column, column[0]._kind) for column in found]
-        make, key = stack._own(_PushAll), ("stack", stack._form)
+        make = stack._own(_PushAll)
+        key = ("stack", stack._form)
         return stack._form(record_own(session, key, make, given)[0])
 
     def push(self, value: Any) -> "Stack":
@@ -138,7 +142,8 @@ class Stack:
     def peek(self, depth: int) -> Any:
         """Return a value below the top: ``peek(0)`` is the top, ``peek(1)`` the one below it."""
         if not isinstance(depth, int) or depth < 0:
-            what, wanted = "autobatch.Stack.peek: not a depth", "0 or more"
+            what = "autobatch.Stack.peek: not a depth"
+            wanted = "0 or more"
             raise mismatch(TypeError, what, wanted, repr(depth), where=ACTIVE.where())
         return self._below(depth).top
 
@@ -155,7 +160,8 @@ class Stack:
             if (session := ACTIVE.session_for("it uses a Stack")) is None:
                 self = self._form(self._found(self._node()).below)
             else:
-                key, given = ("below", self._form), [self._pointer()]
+                key = ("below", self._form)
+                given = [self._pointer()]
                 self = self._form(record_own(session, key, self._own(_Below), given)[0])
         return self
 
@@ -193,7 +199,8 @@ class Stack:
         session = ACTIVE.session
         if type(self._top) is Lazy:
             return as_row(session, self._top)
-        values, node = list[Any](), self._node()
+        values = list[Any]()
+        node = self._node()
         while node.below is not None:
             values.append(unflattened(node.leaves, self._form.structure))
             node = node.below
@@ -224,12 +231,15 @@ class _Form:
     """What stacks of equal values have in common; called with a top, it makes a stack."""
 
     def __init__(self, types: Types, structure: Any, device: torch.device) -> None:
-        self.types, self.structure, self.device = types, structure, device
+        self.types = types
+        self.structure = structure
+        self.device = device
         self._hash = hash((types, device))
 
     def __call__(self, top: Any) -> Stack:
         stack = object.__new__(Stack)
-        stack._form, stack._top = self, top
+        stack._form = self
+        stack._top = top
         return stack
 
     @staticmethod
@@ -267,7 +277,8 @@ class _Arena:
     """All rows of one type that were pushed during one run; -1 points to the empty stack."""
 
     def __init__(self, types: Types, device: torch.device) -> None:
-        self.rows, self.buffer = 0, RowBuffer(256)
+        self.rows = 0
+        self.buffer = RowBuffer(256)
         like = tuple(
             torch.empty((0, *each.shape), dtype=each.dtype, device=device) for each in types
         )
@@ -276,11 +287,13 @@ class _Arena:
         # stack finds, is never used.
         self.below, self.sizes = torch.zeros(2, 257, dtype=torch.int64, device=device).unbind()
         # Rows to be written before the next read: one call of autograd does both.
-        self.token, self.pending = new_token(like[0]), list[Write]()
+        self.token = new_token(like[0])
+        self.pending = list[Write]()
 
     def push(self, below: Tensor, rows: Rows, sizes: Tensor) -> Tensor:
         """Add rows; return pointers to them."""
-        first, self.rows = self.rows, self.rows + below.size(0)
+        first = self.rows
+        self.rows = self.rows + below.size(0)
         self.buffer.grow(self.rows)
         if (room := self.buffer.parts[0].size(0)) >= self.below.size(0):
             more = self.below.new_zeros(room + 1 - self.below.size(0))
@@ -329,7 +342,9 @@ class _OnStacks(Own):
 
     def examined(self, table: SignatureTable, spec: Spec) -> Examined:
         """Return the form on stacked rows."""
-        types, run, name = self.types, self.run, f"stacks of {self.types}"
+        types = self.types
+        run = self.run
+        name = f"stacks of {self.types}"
 
         def form(*given: Any) -> Any:
             shared: Any = current_run.get().shared  # type: ignore[union-attr]
@@ -353,7 +368,8 @@ class _PushAll(_OnStacks):
     __name__ = "stack"
 
     def run(self, arena: _Arena, *given: RaggedRows) -> Tensor:
-        owner, calls = given[0].segment_ids, given[0].num_calls
+        owner = given[0].segment_ids
+        calls = given[0].num_calls
         number = torch.arange(owner.numel(), device=owner.device)
         ends = torch.bincount(owner, minlength=calls).cumsum(0)
         begins = torch.cat([ends.new_zeros(1), ends[:-1]])

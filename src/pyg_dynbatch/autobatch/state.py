@@ -83,7 +83,8 @@ class Part:
     """
 
     def __init__(self, path: str, module: nn.Module) -> None:
-        self.path, self.module = path, module
+        self.path = path
+        self.module = module
         self.snapshot = Snapshot()  # of the same; faster
         self._facts: dict[str, Any] = {}
         self._counted: list[Tensor] = []  # whose changes torch counts
@@ -101,7 +102,8 @@ class Part:
         """Return whether no attribute has another value than when the module was judged."""
         if self._judged is None or self._judged.same():
             return True
-        before, now = self._attributes, vars(self.module)
+        before = self._attributes
+        now = vars(self.module)
         for name in {**before, **now}.keys() - _INTERNAL:
             are_tensors = isinstance(before.get(name), Tensor) and isinstance(now.get(name), Tensor)
             if not are_tensors and not _is_same(before, now, name):
@@ -149,7 +151,8 @@ class Part:
         return facts
 
     def _changed(self) -> list[str]:
-        before, now = self._facts, self._facts_now()
+        before = self._facts
+        now = self._facts_now()
         names = [name for name in {**before, **now} if not _is_same(before, now, name)]
         return [name.removesuffix(" itself") for name in names]
 
@@ -179,7 +182,8 @@ def _is_same(before: Mapping[str, Any], now: Mapping[str, Any], name: str) -> bo
     """Return whether an attribute is the same object, or an equal plain value."""
     if name not in before or name not in now:
         return False
-    old, new = before[name], now[name]
+    old = before[name]
+    new = now[name]
     is_plain = type(old) is type(new) and isinstance(old, int | float | str | tuple)
     return old is new or (is_plain and bool(old == new))
 
@@ -413,7 +417,8 @@ class State:
                     values.append(leaf)
                 elif holds_values(leaf):
                     what = f"autobatch: {each.prefix + name!r} of the model holds recorded values"
-                    expected, hint = "tensors, or lists, tuples and dicts of them", "return them"
+                    expected = "tensors, or lists, tuples and dicts of them"
+                    hint = "return them"
                     raise mismatch(TypeError, what, expected, type(leaf).__name__, hint=hint)
         return values
 

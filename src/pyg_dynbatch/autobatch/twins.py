@@ -132,7 +132,8 @@ def _is_same(a: Any, b: Any) -> bool:
     if type(a) is not type(b):
         return False
     if any(isinstance(leaf, Tensor) for leaf in tree_leaves((a, b))):
-        ours, theirs = tree_leaves(a), tree_leaves(b)
+        ours = tree_leaves(a)
+        theirs = tree_leaves(b)
         return len(ours) == len(theirs) and all(map(_is_leaf_same, ours, theirs))
     return bool(a == b)
 

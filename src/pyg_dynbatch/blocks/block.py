@@ -112,7 +112,8 @@ class Block(IOBase):
 
     def _step_to(self, child: "Block") -> str:
         """Part of the path from here to a child."""
-        key, label = self._key_of(child), child._label()
+        key = self._key_of(child)
+        label = child._label()
         if isinstance(child, _Pipe):  # pipes are left out
             return key
         same = [] if key else [c for c in self._children if c._label() == label]
@@ -144,7 +145,8 @@ class Block(IOBase):
             The block itself; for a layer, a block of it.
         """
         if not scopes.items:
-            what, expected = f"{self._label()}.reads: used outside a scope", "an open scope"
+            what = f"{self._label()}.reads: used outside a scope"
+            expected = "an open scope"
             raise mismatch(AssertionError, what, expected, hint="with composition.scope(): …")
         block = convert_to_block(self)
         scopes.items[-1].connect(others[0] if len(others) == 1 else others, block)

@@ -101,7 +101,8 @@ def _parts_of(column: tuple[Tensor, list[int]]) -> list[np.ndarray]:
 def _read(path: Path, source: CompiledSource, num_examples: int) -> list[Recording]:
     try:
         content = torch.load(path, weights_only=True)
-        model, labels = content["model"], content["labels"]
+        model = content["model"]
+        labels = content["labels"]
     except Exception as error:
         error.add_note(f"  where:    {path}")
         raise

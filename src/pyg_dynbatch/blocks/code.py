@@ -71,7 +71,11 @@ class TraceError(Exception):
         self, kind: type[Exception], what: str, expected: str, got: object, path: str = ""
     ) -> None:
         super().__init__(what)
-        self.kind, self.what, self.expected, self.got, self.path = kind, what, expected, got, path
+        self.kind = kind
+        self.what = what
+        self.expected = expected
+        self.got = got
+        self.path = path
 
 
 class CallSite(NamedTuple):
@@ -165,7 +169,8 @@ class ModelCode:
 
     def function_of(self, block: Block) -> str:
         """Name the separate function of a block."""
-        key, name = ("function", id(block)), f"f{len(self._functions)}"
+        key = ("function", id(block))
+        name = f"f{len(self._functions)}"
         code: Code = self.unique(key, lambda: Code(self, name))
         if code.function == name:
             self._functions.append((code, block))
@@ -204,7 +209,8 @@ class ModelCode:
         begin, end = ([(text, ("Root", False)) for text in part] for part in (head, tail))
         codes = (root, *(code for code, _ in self._functions))
         lines = [*begin, *(line for code in codes for line in code.lines), *end]
-        source, origin = "\n".join(text for text, _ in lines), [place for _, place in lines]
+        source = "\n".join(text for text, _ in lines)
+        origin = [place for _, place in lines]
         facts = self._names, tuple(self.sites), self.metric_types, result_type
         return CompiledSource(source, origin, *facts)
 
@@ -256,7 +262,8 @@ class Code:
 
     def inline(self, block: Block, value: Any) -> Any:
         """Write what a block computes into this function."""
-        outer, self.path = self.path, block._path()
+        outer = self.path
+        self.path = block._path()
         result = block._emit(self, value)
         self.path = outer
         return result
@@ -336,7 +343,8 @@ class Code:
     def record_all_data(self, row_type: RowType, data: Any, path: str) -> str:
         """Write lines that record a constant for each element of a sequence."""
         site = self.model.site(Site(CONSTANT, (row_type,)), path)
-        rows, found = self.fresh("s", f"[*{self.reading(packed(data))}]"), self.fresh("s")
+        rows = self.fresh("s", f"[*{self.reading(packed(data))}]")
+        found = self.fresh("s")
         self.line(f"{found} = [*range(L(), L() + len({rows}))]")
         self.line(f"C.extend([{site}] * len({rows})); D{site}.extend({rows})")
         return found
@@ -407,7 +415,8 @@ def read_once(value: Any, seen: dict[int, Any] | None = None) -> Any:
     if hasattr(type(value), "__next__"):
         is_empty = isinstance(value, GeneratorType) and value.gi_frame is None
         if is_empty or (seen is not None and id(value) in seen):
-            what, expected = "an iterator is read twice", "a list, or an iterator read once"
+            what = "an iterator is read twice"
+            expected = "a list, or an iterator read once"
             raise TraceError(ValueError, what, expected, type(value).__name__)
         if seen is not None:
             # The iterator is kept, so that no other object gets its identity.
@@ -436,13 +445,15 @@ def run_trampoline(
     """
     callers: list[Any] = []
     running = function(argument)
-    value, check_at = None, _NESTING
+    value = None
+    check_at = _NESTING
     while True:
         for _ in repeat(None, _NESTING):
             called, value = running.send(value)
             if called is not None:
                 callers.append(running)
-                running, value = called(value), None
+                running = called(value)
+                value = None
             elif callers:
                 running = callers.pop()
             else:
@@ -457,7 +468,8 @@ def run_trampoline(
 def _check_ends(callers: list[Any], max_depth: int | None) -> None:
     """Raise an error if calls that have not returned repeat, or go far beyond a depth."""
     if max_depth is not None and len(callers) > 10 * max_depth:
-        what, expected = "an example is deeper than max_depth", f"a depth of {max_depth}"
+        what = "an example is deeper than max_depth"
+        expected = f"a depth of {max_depth}"
         got = f"{len(callers)} nested calls of declared blocks"
         raise TraceError(AssertionError, what, expected, got)
     seen: set[Any] = set()
@@ -470,6 +482,7 @@ def _check_ends(callers: list[Any], max_depth: int | None) -> None:
         call = frame.f_code, *((type(p), p if type(p) is int else id(p)) for p in parts)
         # What reads an iterator changes it.
         if call in seen and not hasattr(type(argument), "__next__"):
-            expected, got = "a tree or an acyclic graph", type(argument).__name__
+            expected = "a tree or an acyclic graph"
+            got = type(argument).__name__
             raise TraceError(ValueError, "an object contains itself", expected, got)
         seen.add(call)

@@ -79,7 +79,8 @@ class CompositionIO(Block):
 
     def __init__(self, composition: "Composition", side: str) -> None:
         super().__init__(name=f"{side} of {composition._label()}")
-        self.composition, self.side = composition, side
+        self.composition = composition
+        self.side = side
         self._dependents.append(composition)
 
     def _path(self) -> str:
@@ -202,7 +203,8 @@ class Composition(Block):
 
     def _leads_to(self, source: Any, target: Block) -> bool:
         """Whether a source depends on the output of a block."""
-        left, seen = blocks_of(source), set[Block]()
+        left = blocks_of(source)
+        seen = set[Block]()
         while left:
             block = left.pop()
             if block is target:
@@ -233,14 +235,16 @@ class Composition(Block):
     def _check(self) -> None:
         self._pass_types(self._sources)
         if self.output not in self._sources and self.output_type != VoidType():
-            expected, got = "composition.output.reads(block)", f"{len(self._sources)} wires"
+            expected = "composition.output.reads(block)"
+            got = f"{len(self._sources)} wires"
             hint = "composition.set_output_type(td.VoidType()) if there is no output on purpose"
             self._fail("the output is not connected", expected, got, hint=hint)
         for child in self._children:
             if child not in self._sources:
                 child.set_input_type(VoidType())
             if child not in self._readers and not _is_nothing(child.output_type):
-                what, expected = f"the output of {child._label()} is unused", "every output read"
+                what = f"the output of {child._label()} is unused"
+                expected = "every output read"
                 self._fail(what, expected, repr(child), hint=">> td.Void() drops it")
 
     def _emit(self, code: Code, value: Any) -> Any:
@@ -256,7 +260,8 @@ class Composition(Block):
 
     def _in_order(self) -> Iterator[Block]:
         """Iterate over targets as they were connected, but each after those it depends on."""
-        done, left = set[Block](), list(reversed(self._sources))
+        done = set[Block]()
+        left = list(reversed(self._sources))
         while left:
             target = left.pop()
             sources = blocks_of(self._sources[target])

@@ -79,7 +79,8 @@ class Record(Block):
 
     def _infer(self) -> None:
         if isinstance(self.input_type, TupleType) and not self._ordered:
-            what, expected = "a record without order reads a tuple", "a tuple or list of pairs"
+            what = "a record without order reads a tuple"
+            expected = "a tuple or list of pairs"
             self._fail(what, expected, "a dict", kind=RuntimeError)
         _share_items(self, "input")
         _share_items(self, "output")
@@ -107,7 +108,8 @@ def fields_of(who: str, named: Any) -> tuple[list[Any], list[Any], bool]:
     if not isinstance(pairs, list) or any(
         not isinstance(pair, tuple | list) or len(pair) != 2 for pair in pairs
     ):
-        what, expected = f"{who}: not a set of blocks", "{key: block}, [(key, block)] or (block, …)"
+        what = f"{who}: not a set of blocks"
+        expected = "{key: block}, [(key, block)] or (block, …)"
         raise mismatch(TypeError, what, expected, repr(named))
     if not is_ordered:
         with suppress(TypeError):  # keys of different types cannot be compared
@@ -247,7 +249,8 @@ class _Reference(Block):
 
 
 def _fail_in_cycle(value: Any) -> None:
-    what, expected = "an object contains itself", "a tree or an acyclic graph"
+    what = "an object contains itself"
+    expected = "a tree or an acyclic graph"
     raise TraceError(ValueError, what, expected, type(value).__name__)
 
 
@@ -403,7 +406,9 @@ class Metric(Block):
             self._fail(what, "a tensor, or (tensor, object)", kind)
 
     def _emit(self, code: Code, value: Any) -> Any:
-        kind, tensor, label = self._known("input"), value, "None"
+        kind = self._known("input")
+        tensor = value
+        label = "None"
         if isinstance(kind, TupleType):
             kind, (tensor, label) = kind[0], value
         kinds = code.model.metric_types

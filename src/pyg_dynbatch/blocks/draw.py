@@ -30,10 +30,12 @@ def drawing_of(block: Block) -> str:
     while waiting:
         shown, front, below = waiting.pop()
         lines.append(f"{front}{_label_of(shown)}: {_types_of(shown)}")
-        bend, line = "└─ ", "   "
+        bend = "└─ "
+        line = "   "
         for child in reversed(shown.children):
             waiting.append((child, below + bend, below + line))
-            bend, line = "├─ ", "│  "
+            bend = "├─ "
+            line = "│  "
     return "\n".join(lines)
 
 

@@ -34,7 +34,8 @@ def infer_output_type(block: Block, called: Callable[..., Any], input_type: Any)
     if callable(build := getattr(called, "build", None)):
         # Parameters use the user's random state, which the calls below do not change.
         build(input_type)
-    owner, found = module_of(called) or nn.Module(), []
+    owner = module_of(called) or nn.Module()
+    found = []
     like = next(owner.parameters(), torch.empty(0))
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         for size in (2, 3):
@@ -125,7 +126,8 @@ def check_rows(block: Block, called: Callable[..., Any], input_type: ResultType)
 
 def _warn_of_error(block: Block, error: Exception) -> None:
     what = "Function: whether rows depend on each other cannot be checked"
-    expected, got = "a function of each row by itself", f"an error on random rows: {error}"
+    expected = "a function of each row by itself"
+    got = f"an error on random rows: {error}"
     text = mismatch_text(what, expected, got, where=f"block {block._path()}")
     warnings.warn(text, stacklevel=2)
 
@@ -201,7 +203,8 @@ class NestedCall(nn.Module):
 
     def __init__(self, called: Callable[..., Any], input_type: ResultType) -> None:
         super().__init__()
-        self.called, self.input_type = called, input_type
+        self.called = called
+        self.input_type = input_type
         if (owner := module_of(called)) is not called:
             # The module of a method is trained and moved.
             self.owner = owner
@@ -256,7 +259,8 @@ def _arguments(code: Code, kind: Any, value: Any) -> list[str]:
     if isinstance(kind, TupleType):
         parts = zip(kind, value, strict=True)
         return [found for part in parts for found in _arguments(code, *part)]
-    lists, element = [value], code.new(kind.element_type, "e")
+    lists = [value]
+    element = code.new(kind.element_type, "e")
     if not isinstance(element, str):
         written = (f"[{part} for {packed(element)} in {value}]" for part in flattened(element))
         lists = [code.fresh("s", each) for each in written]
@@ -308,7 +312,8 @@ class Function(Block):
     def __init__(self, tf_fn: Any, name: Any = None, infer_output_type: bool = True) -> None:
         super().__init__(name=name)
         self._check_callable("tf_fn", tf_fn, "a function or module on batched tensors")
-        self.tf_fn, self._infers = tf_fn, infer_output_type
+        self.tf_fn = tf_fn
+        self._infers = infer_output_type
         self._is_checked = False
         # A layer has an input and an output type, too.
         self._layer = tf_fn if isinstance(tf_fn, IOBase) else None

@@ -61,7 +61,8 @@ class Layer(IOBase, nn.Module):
 
     def _process(self, *rows: Any) -> Any:
         """Compute batched rows."""
-        expected, got = "a subclass that defines _process(*rows)", type(self).__name__
+        expected = "a subclass that defines _process(*rows)"
+        got = type(self).__name__
         self._fail("the layer computes nothing", expected, got, kind=NotImplementedError)
 
     def forward(self, *rows: Any) -> Any:
@@ -78,13 +79,16 @@ class Layer(IOBase, nn.Module):
             return True
         if len(rows) != 1 or not isinstance(rows[0], Tensor) or rows[0].shape[1:] != kind.shape:
             return False
-        found, wanted = rows[0].dtype, kind.torch_dtype
+        found = rows[0].dtype
+        wanted = kind.torch_dtype
         if found is wanted or not (found.is_floating_point and wanted.is_floating_point):
             return found is wanted
         check_precision(self._label(), rows[0], self)
         return True
 
-    __rshift__, __rrshift__, reads = Block.__rshift__, Block.__rrshift__, Block.reads
+    __rshift__ = Block.__rshift__
+    __rrshift__ = Block.__rrshift__
+    reads = Block.reads
 
 
 def type_of_rows(rows: Any) -> ResultType:
@@ -251,8 +255,10 @@ class FC(TensorToTensorLayer):
         name: Any = None,
     ) -> None:
         super().__init__(output_type=TensorType((num_units_out,)), name_or_scope=name)
-        self.activation, self.initializer = activation, initializer
-        self.normalization_fn, self.weight_norm = normalization_fn, weight_norm
+        self.activation = activation
+        self.initializer = initializer
+        self.normalization_fn = normalization_fn
+        self.weight_norm = weight_norm
         self.input_keep_prob = _probability("input_keep_prob", input_keep_prob)
         self.output_keep_prob = _probability("output_keep_prob", output_keep_prob)
         # By this attribute the engine finds modules whose calls draw random numbers.
@@ -262,7 +268,8 @@ class FC(TensorToTensorLayer):
     def _create(self, input_type: Any) -> None:
         if input_type.dtype != "float32" or len(input_type.shape) != 1:
             self._fail("a wrong input type", "a float32 vector", input_type)
-        table, initializer = torch.empty(self.output_size, input_type.shape[0]), self.initializer
+        table = torch.empty(self.output_size, input_type.shape[0])
+        initializer = self.initializer
         scale = unit_scaling(self.activation)
         if scale is None and initializer is None:
             initializer = partial(nn.init.trunc_normal_, std=0.01, a=-0.02, b=0.02)
@@ -276,7 +283,8 @@ class FC(TensorToTensorLayer):
     def weights(self) -> Tensor:
         """The matrix the input is multiplied by, ``[out, in]``."""
         if not self._is_built:
-            what, hint = "the weights do not exist yet", "call the layer first, or use it with >>"
+            what = "the weights do not exist yet"
+            hint = "call the layer first, or use it with >>"
             self._fail(what, "a known input type", repr(self), kind=RuntimeError, hint=hint)
         if not self.weight_norm:
             return self.weight
@@ -328,11 +336,13 @@ class Embedding(TensorToTensorLayer):
         mod_inputs: bool = True,
     ) -> None:
         super().__init__(output_type=TensorType((num_units_out,)), name_or_scope=name)
-        self.num_buckets, self.num_units_out = num_buckets, num_units_out
+        self.num_buckets = num_buckets
+        self.num_units_out = num_units_out
         self.mod_inputs = mod_inputs
         # Indices must be below it.
         self.index_size = None if mod_inputs else num_buckets
-        table, bound = torch.empty(num_buckets, num_units_out), (3.0 / num_units_out) ** 0.5
+        table = torch.empty(num_buckets, num_units_out)
+        bound = (3.0 / num_units_out) ** 0.5
         table = _initial(self._label(), table, initializer, bound)
         self.weight = nn.Parameter(table, requires_grad=trainable)
 
@@ -352,6 +362,7 @@ class Embedding(TensorToTensorLayer):
         try:
             return nn.functional.embedding(index, self.weight)
         except IndexError:
-            what, last = "the index of a vector is out of range", len(self.weight) - 1
+            what = "the index of a vector is out of range"
+            last = len(self.weight) - 1
             wrong = index[(index < 0) | (index > last)]
             self._fail(what, f"from 0 to {last}", int(wrong[0]), kind=IndexError)

@@ -84,7 +84,9 @@ def without_input(block_like: Any) -> Block:
 def each(code: Code, sequence: Any, kind: ResultType) -> Iterator[Any]:
     """Write a loop over a sequence with elements of a type; yields the value of an element."""
     target = code.new(kind, "x")
-    element, walked, source = target, target, packed(sequence)
+    element = target
+    walked = target
+    source = packed(sequence)
     if source in code.zipped and isinstance(target, tuple):
         # A repeated value is not walked along.
         parts, values = code.zipped[source]
@@ -184,7 +186,8 @@ class Fold(Block):
         state = share(self, "output", self._children)
         if state is not None and element is not None:
             self.combine_block.set_input_type((state, element))
-        whose, given = "the input of combine_block", self.combine_block.input_type
+        whose = "the input of combine_block"
+        given = self.combine_block.input_type
         state, _ = pair_of_types(self, given, whose, "(state, element)")
         self.start_block.set_output_type(state)
 
@@ -232,10 +235,12 @@ class Reduce(Block):
 
     def _emit(self, code: Code, value: Any) -> Any:
         kind = self._known("output")
-        left, done = code.fresh("s", f"list({packed(value)})"), code.fresh("s")
+        left = code.fresh("s", f"list({packed(value)})")
+        done = code.fresh("s")
         with code.inside(f"while len({left}) > 1:"):
             code.line(f"{done} = []; i_ = iter({left})")
-            a, b = code.new(kind, "x"), code.new(kind, "x")
+            a = code.new(kind, "x")
+            b = code.new(kind, "x")
             with code.inside(f"for {packed((a, b))} in zip(i_, i_):"):
                 code.line(f"{done}.append({packed(code.emit(self.combine_block, (a, b)))})")
             # An element without a partner goes on to the next round.
@@ -286,10 +291,12 @@ class RNN(Block):
         if initial_state is not None and initial_state_from_input:
             expected = "initial_state, or initial_state_from_input"
             self._fail("the initial state is given twice", expected, "both", kind=ValueError)
-        self._cell, self._start = self._children[0], starts[0] if starts else None
+        self._cell = self._children[0]
+        self._start = starts[0] if starts else None
 
     def _infer(self) -> None:
-        cell, start = self._cell, self._start
+        cell = self._cell
+        start = self._start
         sequence, given = self._given()
         element = element_type(self, sequence)
         _, taken = pair_of_types(self, cell.input_type, "the cell's input", "(element, state)")
@@ -381,8 +388,10 @@ class _Reduction(Block):
 
     def _emit(self, code: Code, value: Any) -> Any:
         # One call for all elements; none for a single one, and zeros for an empty sequence.
-        kind, rows = self._known("output"), code.fresh("s", packed(value))
-        given, name = (self._function, SequenceType(kind), kind, rows), self._kind.lower()
+        kind = self._known("output")
+        rows = code.fresh("s", packed(value))
+        given = (self._function, SequenceType(kind), kind, rows)
+        name = self._kind.lower()
         return code.branches(
             kind,
             (f"if len({rows}) > 1:", lambda: emit_call(code, *given, name=name)),
@@ -642,7 +651,8 @@ class Zip(Block):
         endless = [isinstance(item, BroadcastSequenceType) for item in kind]
         if all(endless):
             return value
-        repeated, texts = code.model.name_of(repeat), list(map(packed, value))
+        repeated = code.model.name_of(repeat)
+        texts = list(map(packed, value))
         for number, item in enumerate(kind):
             if isinstance(item, PyObjectType):
                 texts[number] = code.reading(texts[number])

@@ -190,7 +190,8 @@ class OneHotFromList(Block):
             raise mismatch(AssertionError, what, "different elements", twice)
         kind = TensorType((len(keys),), dtype)
         super().__init__((), PyObjectType(), kind, name)
-        self._keys, self._strict = keys, strict
+        self._keys = keys
+        self._strict = strict
         # With a row of zeros at the end, for unknown keys.
         table = np.eye(len(keys) + 1, len(keys))
         self._table = table.astype(numpy_dtype_of(kind.torch_dtype))
@@ -258,7 +259,8 @@ class FromTensor(Block):
     def __init__(self, tensor: Any, name: Any = None) -> None:
         super().__init__(input_type=VoidType(), name=name)
         if not isinstance(tensor, torch.Tensor | np.ndarray | np.generic):
-            what, expected = "neither a tensor nor an array", "a tensor, parameter or numpy array"
+            what = "neither a tensor nor an array"
+            expected = "a tensor, parameter or numpy array"
             self._fail(what, expected, repr(tensor), hint="torch.tensor(...)")
         if np.ma.is_masked(tensor):
             self._fail("the array has masked entries", "a number in every entry", repr(tensor))
@@ -355,10 +357,12 @@ class Concat(Block):
 
     def __init__(self, concat_dim: int = 0, flatten: bool = False, name: Any = None) -> None:
         super().__init__(name=name)
-        self._dim, self._flatten = concat_dim, flatten
+        self._dim = concat_dim
+        self._flatten = flatten
 
     def _output_for(self, kind: Any) -> Any:
-        dim, items = self._dim, kind.terminal_types() if self._flatten else list(kind)
+        dim = self._dim
+        items = kind.terminal_types() if self._flatten else list(kind)
         shapes = [item.shape or (1,) for item in items if isinstance(item, TensorType)]
         problems = {
             "an item is not a tensor": len(shapes) < len(items),
@@ -375,6 +379,7 @@ class Concat(Block):
         return TensorType((*shapes[0][:dim], length, *shapes[0][dim + 1 :]), items[0].dtype)
 
     def _emit(self, code: Code, value: Any) -> Any:
-        key, types = ("concat", self._dim), (self._known("input"), self._known("output"))
+        key = ("concat", self._dim)
+        types = (self._known("input"), self._known("output"))
         function = code.model.unique(key, lambda: partial(concatenated, self._dim))
         return emit_call(code, function, *types, value, name="concat")

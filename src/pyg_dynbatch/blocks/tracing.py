@@ -253,12 +253,14 @@ def _constants(site: CallSite, items: Sequence[Any]) -> np.ndarray:
         _refuse(site, items, TypeError, _described(rows, items))
     dtype = row_type.dtype
     if (wrong := overflowing_value(rows, dtype)) is not None:
-        what, expected = "a number is out of range", f"{row_type}, {range_of(dtype)}"
+        what = "a number is out of range"
+        expected = f"{row_type}, {range_of(dtype)}"
         raise TraceError(ValueError, what, expected, wrong, site.path)
     if site.bound is not None:
         size, path = site.bound
         if (beyond := rows[(rows < 0) | (rows >= size)]).size:
-            what, expected = "the index of a vector is out of range", f"from 0 to {size - 1}"
+            what = "the index of a vector is out of range"
+            expected = f"from 0 to {size - 1}"
             raise TraceError(IndexError, what, expected, beyond[0], path)
     return rows.astype(constant_dtype(rows.dtype, dtype), copy=False)
 
@@ -329,7 +331,8 @@ def _num_rows(site: CallSite, items: Sequence[Any]) -> int:
     for item in items:
         row, rows = item if isinstance(item, tuple) else (item, item + 1)
         if not 0 <= row < rows:
-            what, expected = "the row does not exist", f"a row from 0 to {rows - 1}"
+            what = "the row does not exist"
+            expected = f"a row from 0 to {rows - 1}"
             raise TraceError(IndexError, what, expected, row, site.path)
         most = max(most, rows)
     return most

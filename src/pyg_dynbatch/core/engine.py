@@ -111,7 +111,8 @@ class Engine(nn.Module):
         name = signature.name
         if name not in self.operations:
             known = ", ".join(s.name for s in self.operations.signatures) or "none"
-            what, hint = f"Engine: no operation is called {name!r}", "use this engine's signatures"
+            what = f"Engine: no operation is called {name!r}"
+            hint = "use this engine's signatures"
             raise mismatch(LookupError, what, f"one of {known}", signature, hint=hint)
         operation = self.operations[name]
         own = operation.signature

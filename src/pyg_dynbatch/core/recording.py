@@ -39,7 +39,9 @@ from pyg_dynbatch.core.types import (
     range_of,
 )
 
-CONSTANT, INPUT, CALL = 0, 1, 2
+CONSTANT = 0
+INPUT = 1
+CALL = 2
 """Kinds of sites."""
 
 ConstantRows = tuple[np.ndarray, ...]

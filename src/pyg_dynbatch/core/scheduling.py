@@ -57,7 +57,9 @@ def schedule_recordings(recordings: Sequence[Recording], policy: Policy = "depth
         what = "schedule_recordings: the list of recordings is empty"
         raise mismatch(ValueError, what, "at least one recording", 0)
     joined = join(recordings)
-    sites, constants, inputs = joined.sites, joined.constants, joined.first_input[-1]
+    sites = joined.sites
+    constants = joined.constants
+    inputs = joined.first_input[-1]
     rows = np.array(constants.counts, dtype=np.int64) + inputs
     _check_size("rows", int(rows.max(initial=0)) + joined.code.size)
     values = Values(joined.code.size)
@@ -117,10 +119,13 @@ def join(recordings: Sequence[Recording]) -> Joined:
 def _joined(recordings: Sequence[Recording]) -> Joined:
     """Join recordings; raise an error of any kind if one is invalid."""
     sites, first_site = _joined_sites(recordings)
-    codes, outputs = [recording.code for recording in recordings], _Outputs.of(recordings)
-    code, num_inputs = _joined_integers(codes), _num_inputs(recordings, sites)
+    codes = [recording.code for recording in recordings]
+    outputs = _Outputs.of(recordings)
+    code = _joined_integers(codes)
+    num_inputs = _num_inputs(recordings, sites)
     _check_size("integers", code.size)
-    given, last_given = list[int](), list[int]()
+    given = list[int]()
+    last_given = list[int]()
     for recording in recordings:
         for site, pieces in recording.data.items():
             given += index(site), sum(len(parts[0]) for parts in pieces)
@@ -128,7 +133,8 @@ def _joined(recordings: Sequence[Recording]) -> Joined:
     last_site = [n + len(r.sites) for n, r in zip(first_site, recordings, strict=True)]
     per_example = [list(accumulate(map(len, codes))), first_site, last_site, last_given]
     ends, first, last, last_constant = np.array(per_example, dtype=np.int64)
-    types, begins = np.empty_like(code), np.empty_like(code)
+    types = np.empty_like(code)
+    begins = np.empty_like(code)
     records = scheduler().check(
         sites=sites, code=code, ends=ends, examples=len(recordings), first_site=first,
         last_site=last, num_sites=len(sites), num_inputs=num_inputs, types=num_inputs.shape[1],
@@ -152,9 +158,13 @@ def _place_outputs(
     joined: Joined, values: "Values", read: np.ndarray
 ) -> tuple[np.ndarray, dict[str, Output]]:
     """Append the rows of the outputs, and the example of each, to the flat index."""
-    flat, size, begin, outputs = [read], read.size, 0, dict[str, Output]()
+    flat = [read]
+    size = read.size
+    begin = 0
+    outputs = dict[str, Output]()
     for name, end in joined.outputs.ends.items():
-        numbers, example = joined.outputs.values[begin:end], joined.outputs.example[begin:end]
+        numbers = joined.outputs.values[begin:end]
+        example = joined.outputs.example[begin:end]
         types = joined.types[numbers]
         if types.size and (other := types[types != types[0]]).size:
             what = f"schedule_recordings: output {name!r} has two types"
@@ -165,7 +175,8 @@ def _place_outputs(
         slice_ = IndexSlice(int(types[0]) if types.size else 0, size, found.size, contiguous(found))
         outputs[name] = Output(slice_, size + found.size)
         flat += [found, example]
-        size, begin = size + 2 * found.size, end
+        size = size + 2 * found.size
+        begin = end
     return np.concatenate(flat, dtype=np.int64), outputs
 
 
@@ -180,8 +191,10 @@ class _Outputs(NamedTuple):
     def of(cls, recordings: Sequence[Recording]) -> "_Outputs":
         """Collect the outputs of recordings, as each numbers its values."""
         names = dict.fromkeys(name for recording in recordings for name in recording.outputs)
-        found, ends = [_NOTHING], dict[str, int]()
-        examples, lengths = list[int](), list[int]()
+        found = [_NOTHING]
+        ends = dict[str, int]()
+        examples = list[int]()
+        lengths = list[int]()
         for name in names:
             for number, recording in enumerate(recordings):
                 if name in recording.outputs:
@@ -214,7 +227,8 @@ def _joined_integers(vectors: Sequence[Any]) -> np.ndarray:
 
 def _check_size(name: str, size: int) -> None:
     if size > np.iinfo(np.int32).max:
-        what, wanted = f"schedule_recordings: too many {name}", "fewer than 2 ** 31"
+        what = f"schedule_recordings: too many {name}"
+        wanted = "fewer than 2 ** 31"
         raise mismatch(ValueError, what, wanted, size, hint="smaller mini-batches")
 
 
@@ -287,11 +301,13 @@ class Constants(NamedTuple):
 def _distinct_constants(
     recordings: Sequence[Recording], sites: Sites, first_site: Sequence[int]
 ) -> Constants:
-    found, pieces = Constants.none(sites), dict[int, list[ConstantRows]]()
+    found = Constants.none(sites)
+    pieces = dict[int, list[ConstantRows]]()
     for recording, base in zip(recordings, first_site, strict=True):
         for site, parts in recording.data.items():
             pieces.setdefault(base + site, []).extend(parts)
-    numbers, rows = [_NOTHING], [_NOTHING]
+    numbers = [_NOTHING]
+    rows = [_NOTHING]
     total = different = 0
     for kind, row_type in enumerate(sites.row_types):
         mine = [n for n in pieces if sites[n] == (CONSTANT, (row_type,), None)]
@@ -328,7 +344,8 @@ def _distinct_rows(parts: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]
     flat = (np.ascontiguousarray(p).reshape(count, prod(p.shape[1:])) for p in parts)
     columns = [part.view(np.uint8) for part in flat]
     rows = columns[0] if len(columns) == 1 else np.hstack(columns)
-    number, first = np.empty(count, dtype=np.int32), np.empty(count, dtype=np.int32)
+    number = np.empty(count, dtype=np.int32)
+    first = np.empty(count, dtype=np.int32)
     given: Any = {"rows": np.ascontiguousarray(rows), "count": count, "width": rows.shape[1]}
     return number, first[: scheduler().distinct(**given, number=number, first=first)]
 

@@ -38,7 +38,8 @@ class RandomState(Callback):
 
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: Any) -> None:
         """Restore the states before the first resumed batch is loaded."""
-        waiting, self._waiting = self._waiting, None
+        waiting = self._waiting
+        self._waiting = None
         if waiting is None or len(waiting["cpu"]) != trainer.world_size:
             return
         # Copies: torch reads a state from the start of its storage, so a row would be misread.
