@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from pyg_dynbatch.autobatch.layers import CELLS, LAYERS, batched_layer
+from pyg_dynbatch.autobatch.table.layers import CELLS, LAYERS, batched_layer
 from pyg_dynbatch.nn import (
     ChildSumTreeLSTMCell,
     DAGNNCell,

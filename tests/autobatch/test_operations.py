@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pyg_dynbatch.autobatch.operations import ROW, TABLE, batched
+from pyg_dynbatch.autobatch.table.functions import ROW, TABLE, batched
 from pyg_dynbatch.core.types import TensorType
 from tests.autobatch.operation_cases import FAMILIES, MIXED, Case, call, row, shared
 from tests.autobatch.trials import check, check_all

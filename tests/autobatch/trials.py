@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten
 
-from pyg_dynbatch.autobatch.operations import ROW, Batched, batched
+from pyg_dynbatch.autobatch.table.functions import ROW, Batched, batched
 from pyg_dynbatch.core.types import TensorType, has_gradient
 from tests.autobatch.operation_cases import REAL, Case, Of
 

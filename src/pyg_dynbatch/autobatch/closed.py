@@ -17,9 +17,9 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only
 
-from pyg_dynbatch.autobatch.layers import batched_layer, is_in_table
 from pyg_dynbatch.autobatch.lazy import METADATA, NeedsPython
-from pyg_dynbatch.autobatch.operations import ROW, Batched, batched, named
+from pyg_dynbatch.autobatch.table.functions import ROW, Batched, batched, named
+from pyg_dynbatch.autobatch.table.layers import batched_layer, is_in_table
 from pyg_dynbatch.autobatch.twins import HostDraws, Twins, changed_between
 from pyg_dynbatch.core.operation import HOOKS
 from pyg_dynbatch.core.types import TensorType, has_gradient

@@ -11,10 +11,6 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from pyg_dynbatch.autobatch.forms import Examined
-from pyg_dynbatch.autobatch.layers import is_in_table
-from pyg_dynbatch.autobatch.operations import ROW
-from pyg_dynbatch.autobatch.operations_numbers import comparison, dropped, elementwise
-from pyg_dynbatch.autobatch.operations_table import TABLE, named
 from pyg_dynbatch.autobatch.sequences import (
     Groups,
     Sequences,
@@ -25,6 +21,10 @@ from pyg_dynbatch.autobatch.sequences import (
     of_any_length,
     run_recurrent_layer,
 )
+from pyg_dynbatch.autobatch.table.calls import TABLE, named
+from pyg_dynbatch.autobatch.table.functions import ROW
+from pyg_dynbatch.autobatch.table.layers import is_in_table
+from pyg_dynbatch.autobatch.table.numbers import comparison, dropped, elementwise
 from pyg_dynbatch.core.operation import TorchFunction
 from pyg_dynbatch.core.types import TensorType
 

@@ -23,8 +23,8 @@ from pyg_dynbatch.autobatch.closed import (
     share_memory,
 )
 from pyg_dynbatch.autobatch.lazy import NeedsPython
-from pyg_dynbatch.autobatch.operations import Batched, named
-from pyg_dynbatch.autobatch.operations_table import Form
+from pyg_dynbatch.autobatch.table.calls import Form
+from pyg_dynbatch.autobatch.table.functions import Batched, named
 from pyg_dynbatch.autobatch.twins import Twins, changed_between, undisturbed
 from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.core.types import TensorType, has_gradient

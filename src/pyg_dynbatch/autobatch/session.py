@@ -19,8 +19,6 @@ from torch.nn.utils.rnn import PackedSequence
 
 from pyg_dynbatch.autobatch import lazy
 from pyg_dynbatch.autobatch.lazy import ACTIVE, Lazy, unseen
-from pyg_dynbatch.autobatch.operations import ROW
-from pyg_dynbatch.autobatch.operations_table import mapped
 from pyg_dynbatch.autobatch.plan import plan
 from pyg_dynbatch.autobatch.recorder import Recorder, active_recorder
 from pyg_dynbatch.autobatch.running import SessionRun
@@ -35,6 +33,8 @@ from pyg_dynbatch.autobatch.signatures import (
     name_of,
 )
 from pyg_dynbatch.autobatch.state import changed
+from pyg_dynbatch.autobatch.table.calls import mapped
+from pyg_dynbatch.autobatch.table.functions import ROW
 from pyg_dynbatch.core.engine import Run
 from pyg_dynbatch.core.errors import describe_value, mismatch
 from pyg_dynbatch.core.policy import Policy

@@ -23,13 +23,13 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 from pyg_dynbatch.autobatch.cache import Cache
 from pyg_dynbatch.autobatch.families import Family
 from pyg_dynbatch.autobatch.forms import Examined, examine_function, examine_module, on_ones
-from pyg_dynbatch.autobatch.layers import batched_layer
 from pyg_dynbatch.autobatch.lazy import ACTIVE, Lazy, NeedsPython
 from pyg_dynbatch.autobatch.lengths import Lengths
-from pyg_dynbatch.autobatch.operations import ROW, Batched, batched, named
-from pyg_dynbatch.autobatch.operations_table import mapped
 from pyg_dynbatch.autobatch.recorder import Lookup, Snapshot
 from pyg_dynbatch.autobatch.state import Conditions, Part, State
+from pyg_dynbatch.autobatch.table.calls import mapped
+from pyg_dynbatch.autobatch.table.functions import ROW, Batched, batched, named
+from pyg_dynbatch.autobatch.table.layers import batched_layer
 from pyg_dynbatch.autobatch.twins import Twins
 from pyg_dynbatch.core import recording
 from pyg_dynbatch.core.engine import Engine

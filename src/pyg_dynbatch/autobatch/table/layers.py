@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map, tree_map_only
 
-from pyg_dynbatch.autobatch.operations_nn import folded
-from pyg_dynbatch.autobatch.operations_table import ROW, Batched, caller, filled, items_of, repeated
+from pyg_dynbatch.autobatch.table.calls import ROW, Batched, caller, filled, items_of, repeated
+from pyg_dynbatch.autobatch.table.neural import folded
 from pyg_dynbatch.core.operation import calls_only
 from pyg_dynbatch.core.types import TensorType
 

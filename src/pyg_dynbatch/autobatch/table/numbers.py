@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pyg_dynbatch.autobatch.operations_table import (
+from pyg_dynbatch.autobatch.table.calls import (
     ROW,
     Batched,
     TorchCall,

@@ -7,8 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pyg_dynbatch.autobatch.operations_numbers import elementwise
-from pyg_dynbatch.autobatch.operations_table import (
+from pyg_dynbatch.autobatch.table.calls import (
     ROW,
     Batched,
     Form,
@@ -19,6 +18,7 @@ from pyg_dynbatch.autobatch.operations_table import (
     has_tensor,
     repeated,
 )
+from pyg_dynbatch.autobatch.table.numbers import elementwise
 
 
 def from_end(dim: Any, rank: int) -> Any:

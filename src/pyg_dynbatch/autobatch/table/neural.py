@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from pyg_dynbatch.autobatch.operations_table import (
+from pyg_dynbatch.autobatch.table.calls import (
     ROW,
     Batched,
     Form,

@@ -6,8 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyg_dynbatch.autobatch.operations_dims import along, along_several, from_end
-from pyg_dynbatch.autobatch.operations_table import (
+from pyg_dynbatch.autobatch.table.calls import (
     ROW,
     Batched,
     TorchCall,
@@ -17,6 +16,7 @@ from pyg_dynbatch.autobatch.operations_table import (
     is_autocast,
     repeated,
 )
+from pyg_dynbatch.autobatch.table.dims import along, along_several, from_end
 from pyg_dynbatch.core.types import TensorType
 
 # Of equal elements in the same order.

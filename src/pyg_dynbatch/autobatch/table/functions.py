@@ -11,17 +11,12 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten
 
-from pyg_dynbatch.autobatch import (  # noqa: F401 - they fill the table
-    operations_dims,
-    operations_nn,
-    operations_numbers,
-    operations_shape,
-)
-from pyg_dynbatch.autobatch.operations_table import ROW as ROW
-from pyg_dynbatch.autobatch.operations_table import TABLE as TABLE
-from pyg_dynbatch.autobatch.operations_table import Batched as Batched
-from pyg_dynbatch.autobatch.operations_table import TorchCall, items_of, meta
-from pyg_dynbatch.autobatch.operations_table import named as named
+from pyg_dynbatch.autobatch.table import dims, neural, numbers, shape  # noqa: F401 - they fill the table
+from pyg_dynbatch.autobatch.table.calls import ROW as ROW
+from pyg_dynbatch.autobatch.table.calls import TABLE as TABLE
+from pyg_dynbatch.autobatch.table.calls import Batched as Batched
+from pyg_dynbatch.autobatch.table.calls import TorchCall, items_of, meta
+from pyg_dynbatch.autobatch.table.calls import named as named
 from pyg_dynbatch.core.types import TensorType
 
 # Arguments that the function refuses, or that the maker does not know.
