@@ -62,6 +62,14 @@ def attended(model: Reader, x: Tensor) -> Tensor:
     return weights @ x
 
 
+def masked(model: Reader, x: Tensor) -> tuple[Any, ...]:
+    """Return arguments of self-attention: with a batch axis, and a mask that needs gradients."""
+    size = len(x)
+    mask = torch.full((size, size), -float("inf"), dtype=x.dtype).triu(1)
+    batch = x[None]
+    return batch, batch, batch, None, False, mask + model.score(x).T
+
+
 def scored(model: Reader, words: Tensor) -> Tensor:
     states, _ = model.lstm(model.word(words))
     left, right = states.chunk(2, -1)
@@ -125,6 +133,7 @@ FUNCTIONS: dict[str, Callable[[Reader, Tensor], Any]] = {
     "batch axis": embedded(lambda m, x: m.conv(x.T.unsqueeze(0)).relu().max(2)[0].squeeze(0)),
     "pooled": embedded(lambda m, x: F.max_pool1d(m.conv(x.T), len(x) - 2).squeeze(1)),
     "attention": embedded(lambda m, x: m.attention(x, x, x)[0].sum(0)),
+    "masked attention": embedded(lambda m, x: m.attention(*masked(m, x))[0].sum((0, 1))),
     "dot products": embedded(attended),
     "scores of pairs": scored,
     "norm": embedded(lambda m, x: (x / x.norm(dim=-1, keepdim=True)).sum(0)),

@@ -33,6 +33,10 @@ from pyg_dynbatch.core.types import TensorType, has_gradient
 _WRONG_UNDER_VMAP = frozenset(named("select_scatter renorm embedding embedding_bag"))
 
 
+# What functions raise for rows without content, or with other content than they take.
+_OF_CONTENT = (NotImplementedError, TypeError, IndexError, ValueError, RuntimeError)
+
+
 class Examined(NamedTuple):
     """How a call is run on many rows at once.
 
@@ -97,11 +101,15 @@ def examine_function(
     with undisturbed(device):
         sample = _sample(call, types, device, name, where)
         leaves, structure = _described(sample.result, device, name, where)
-        fixed = _without_derivative(call, types)
+        fixed = _without_derivative(call.twin(Twins()), [_without_content(t) for t in types])
         batched = call.batched()
         if batched is not None:
             way, form = _known(call, batched)
-        elif call.target not in _WRONG_UNDER_VMAP and _takes_vmap(call, types, sample.result):
+        elif (
+            call.target not in _WRONG_UNDER_VMAP
+            and _takes_vmap(call, types, sample.result)
+            and _has_kernel_under_vmap(call, types, device, sample.result)
+        ):
             way = "vmap"
             form = _mapped(call, sample.result)
         else:
@@ -212,28 +220,30 @@ def _sample(
     return sample
 
 
-def _without_derivative(call: RowCall, types: Sequence[TensorType]) -> list[int]:
-    """Return which rows a function refuses if they require gradients.
+def _without_derivative(form: Form, given: Sequence[Tensor]) -> list[int]:
+    """Return which rows a form refuses if they require gradients.
 
     Rows that need none, such as the weights of a loss, lie beside rows that do.
     """
-    rows = [_without_content(each) for each in types]
-    if not torch.is_grad_enabled() or not _refuses_gradients(call, rows):
+    rows = [row.requires_grad_(has_gradient(row.dtype)).clone() for row in given]
+    if not torch.is_grad_enabled() or not _refuses_gradients(form, rows):
         return []
     refused = list[int]()
     for number in range(len(rows)):
         alone = [row if n == number else row.detach() for n, row in enumerate(rows)]
-        if _refuses_gradients(call, alone):
+        if _refuses_gradients(form, alone):
             refused.append(number)
     return refused
 
 
-def _refuses_gradients(call: RowCall, rows: Sequence[Tensor]) -> bool:
+def _refuses_gradients(form: Form, rows: Sequence[Tensor]) -> bool:
     try:
-        call.twin(Twins())(*rows)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            form(*rows)
     except RuntimeError as error:
         return "is not differentiable with respect to argument" in str(error)
-    except (NotImplementedError, TypeError):  # it needs content
+    except _OF_CONTENT:
         return False
     return False
 
@@ -259,10 +269,12 @@ def on_ones(call: Form, types: Sequence[TensorType], device: torch.device) -> Sa
     return Sample.of(call, [_filled(each, device, 1, 0) for each in types])
 
 
-def _filled(row_type: TensorType, device: torch.device, number: int, index: int) -> Tensor:
+def _filled(
+    row_type: TensorType, device: torch.device, number: int, index: int, *axis: int
+) -> Tensor:
     """Return a row of a number, or of an index if it has integers or booleans."""
     fill = number if has_gradient(row_type.dtype) else index
-    return torch.full(row_type.shape, fill, dtype=row_type.dtype, device=device)
+    return torch.full((*axis, *row_type.shape), fill, dtype=row_type.dtype, device=device)
 
 
 def _described(result: Any, device: torch.device, name: str, where: str) -> tuple[list[Any], Any]:
@@ -314,6 +326,20 @@ def _takes_vmap(call: RowCall, types: Sequence[TensorType], result: Any) -> bool
     # A row without dimensions may take another part in the promotion of dtypes.
     pairs = zip(tree_leaves(result), tree_leaves(mapped), strict=True)
     return all(one.dtype == many.dtype for one, many in pairs if isinstance(one, Tensor))
+
+
+def _has_kernel_under_vmap(
+    call: RowCall, types: Sequence[TensorType], device: torch.device, result: Any
+) -> bool:
+    """Return whether vmap has a rule for the kernel that a device has, and for its derivative."""
+    mapped = _mapped(call.twin(Twins(content=True)), result)
+    rows = [_filled(row_type, device, 1, 0, 2) for row_type in types]
+    with warnings.catch_warnings(record=True) as warned, suppress(*_OF_CONTENT):
+        warnings.simplefilter("always")
+        mapped(*rows)
+    if any("batching rule" in str(warning.message) for warning in warned):
+        return False
+    return not _without_derivative(mapped, rows)
 
 
 def _one_by_one(call: Form) -> Form:
