@@ -214,6 +214,20 @@ def test_left_to_single_blocks(calls: list[str]) -> None:
     assert not calls
 
 
+@pytest.mark.parametrize("dtype", (torch.bfloat16, torch.float16))
+def test_weights_of_half_precision_under_autocast(dtype: torch.dtype) -> None:
+    """C reads single precision alone: other weights are left to torch."""
+    for layer in layers(5, (2,)):
+        schedule = combs(3, layer)
+        inputs = torch.randn(schedule.num_nodes, 3)
+        h, c = layer(inputs, schedule=schedule, return_state=True)
+        layer.to(dtype)
+        with torch.autocast("cpu", torch.bfloat16):
+            found = layer(inputs, schedule=schedule, return_state=True)
+        torch.testing.assert_close(found[0].float(), h, rtol=0, atol=0.05)
+        torch.testing.assert_close(found[1].float(), c, rtol=0, atol=0.05)
+
+
 def test_far_and_near_numbers() -> None:
     """Saturated gates, gates near zero, and NaN."""
     schedule = schedule_structure(torch.empty(2, 0, dtype=torch.long), 9, arity=2)

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyg_dynbatch.core.native import is_native, loaded_extension
+from pyg_dynbatch.core.native import loaded_extension
 from pyg_dynbatch.kernels.blocks import (
     BLOCK,
     Gates,
@@ -26,7 +26,7 @@ _WORTH_COPYING = 16
 
 def runs_at_once(plan: RunPlan, weights: Sequence[Tensor]) -> bool:
     """Choose whether C runs a whole schedule in one call, with products of its own."""
-    if plan.precision is not None or not plan.schedule.single_parent or not is_native(*weights):
+    if plan.precision is not None or not plan.schedule.single_parent:
         return False
     products = chosen_products()
     return plan.inner < products.own_nodes or weights[1].numel() < products.own_weights

@@ -78,7 +78,8 @@ def in_gate_order(iou: Tensor, f: Tensor) -> Tensor:
 
 def choose_kernel(plan: RunPlan, inputs: Tensor, weights: Sequence[Tensor]) -> Kernel:
     """Choose what runs a schedule, once per call."""
-    if not is_native(inputs):
+    # Under autocast, weights may have another dtype than the inputs.
+    if not is_native(inputs, *weights):
         return BlockKernel(TorchGates)
     return NativeKernel() if runs_at_once(plan, weights) else BlockKernel(NativeGates)
 
