@@ -155,9 +155,16 @@ class RowProduct:
             product = torch.mm(taken, self.weight.t())
         return product if taken.size(0) == size else product[:size]
 
+    def near(self, room: Tensor, rows: Tensor, first: int, size: int) -> Tensor:
+        """Return the product, in ``room`` unless it must be copied to get there."""
+        if self.padded:
+            return self(rows, first, size)
+        self.into(room, rows, first, size)
+        return room
+
     def into(self, out: Tensor, rows: Tensor, first: int, size: int) -> None:
         """Write the product into existing rows."""
-        if self.padded or self.precision is not None:
+        if self.padded or out.dtype != self.weight.dtype:
             out.copy_(self(rows, first, size))
         elif self.bias is not None:
             torch.addmm(self.bias, rows[first : first + size], self.weight.t(), out=out)
@@ -175,20 +182,26 @@ class RowProduct:
 
 def packs(weight: Tensor, rows: int) -> bool:
     """Whether packing a matrix for oneDNN pays off for this many rows."""
-    if weight.numel() < _LARGE_MATRIX or rows < _MANY_ROWS:
+    if weight.numel() < _LARGE_MATRIX or rows < _MANY_ROWS or not chosen_products().packed:
         return False
-    return chosen_products().packed and _uses_onednn(weight)
+    return _uses_onednn(weight) and (weight.dtype == torch.float32 or _packs_half(weight))
 
 
 def _uses_onednn(like: Tensor) -> bool:
     """Whether oneDNN can multiply tensors like this one."""
-    if like.device.type != "cpu" or like.dtype != torch.float32 or is_in_torch_dispatch_mode():
+    if like.device.type != "cpu" or is_in_torch_dispatch_mode():
         return False
     backend = torch.backends.mkldnn
     if not bool(backend.enabled) or not backend.is_available():
         return False
     names = ("_linear_pointwise", "_reorder_linear_weight")
     return all(hasattr(torch.ops.mkldnn, name) for name in names)
+
+
+def _packs_half(weight: Tensor) -> bool:
+    """Whether oneDNN multiplies matrices of bfloat16 on this processor, and this is one."""
+    is_supported = getattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", None)
+    return weight.dtype == torch.bfloat16 and is_supported is not None and bool(is_supported())
 
 
 def _pack(weight: Tensor) -> Tensor:
@@ -208,7 +221,7 @@ def weight_gradient(
     in_chunks = chosen_products().chunked_gradients and grads.size(0) >= _CHUNKS[-1]
     if precision is not None:
         gradient = (grads.to(precision).t() @ rows.to(precision)).to(grads.dtype)
-    elif in_chunks and _uses_onednn(grads):
+    elif in_chunks and grads.dtype == torch.float32 and _uses_onednn(grads):
         gradient = _in_chunks(grads, rows)
     else:
         return torch.mm(grads.t(), rows, out=out)
@@ -230,4 +243,7 @@ def _in_chunks(grads: Tensor, rows: Tensor) -> Tensor:
 
 def sum_rows(rows: Tensor) -> Tensor:
     """Sum rows by multiplying with ones, on CPUs twice as fast as ``sum``."""
-    return torch.mv(rows.t(), rows.new_ones(rows.size(0)))
+    ones = rows.new_ones(1, rows.size(0))
+    if rows.dtype == torch.bfloat16:
+        return torch.mm(ones, rows)[0].float()
+    return torch.mv(rows.t(), ones[0])
