@@ -21,7 +21,7 @@ from pyg_dynbatch.kernels.blocks import (
     TorchGates,
 )
 from pyg_dynbatch.kernels.native import NativeGates
-from pyg_dynbatch.kernels.products import MAKES, RowProduct, use_products
+from pyg_dynbatch.kernels.products import MAKES, Products, RowProduct, use_products
 from pyg_dynbatch.nn import NaryTreeLSTM
 from pyg_dynbatch.nn.cell import run_levels
 from tests.core.test_native import MUST_BUILD
@@ -36,6 +36,13 @@ SPECIAL = (
     *(0.0, -0.0, 1.00390625, 1.01171875, -1.00390625, 1.0039063, 8.4e37, -8.4e37, 2.0**-130),
     *(float("inf"), float("-inf"), float("nan")),
 )
+
+
+@pytest.fixture(autouse=True)
+def plain_products() -> Iterator[None]:
+    """Small schedules are cast to bfloat16, too, on any processor."""
+    with use_products(Products()):
+        yield
 
 
 @pytest.fixture(params=("torch", pytest.param("C", marks=NEEDS_C)))
@@ -209,7 +216,7 @@ def test_casts_do_not_grow_with_the_levels() -> None:
 def test_packed_products_are_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(products, "_LARGE_MATRIX", 0)
     monkeypatch.setattr(products, "_MANY_ROWS", 0)
-    with use_products(MAKES["AuthenticAMD"]):
+    with use_products(Products(packed=True)):
         product = RowProduct(torch.randn(7, 5).bfloat16())
         if product.packed is None:
             pytest.skip("oneDNN does not multiply bfloat16 on this processor")
@@ -223,6 +230,22 @@ def test_packed_products_are_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
             inputs = torch.randn(schedule.num_nodes, 3)
             wanted = everything(layer.double(), schedule, inputs)
             assert_near(in_half(layer.float(), schedule, inputs), wanted)
+
+
+@NEEDS_C
+def test_small_schedules_are_left_in_single_precision() -> None:
+    """A tree alone is computed in single precision, and many in half precision, to rounding."""
+    with use_products(MAKES["AuthenticAMD"]):
+        for layer in layers(300, (2,)):
+            one, many = combs(1, layer), combs(120, layer)
+            x = torch.randn(many.num_nodes, 3)
+            alone = in_half(layer, one, x[:9])
+            assert all(map(torch.equal, alone, everything(layer, one, x[:9])))
+            with torch.autocast("cpu", torch.bfloat16), torch.no_grad():
+                together = layer(x, schedule=many, return_state=True)
+            exact = layer(x, schedule=many, return_state=True)
+            assert not torch.equal(together[0], exact[0])
+            assert_near([part[:9] for part in together], alone[:2])
 
 
 def test_single_precision_is_the_same_before_and_after() -> None:

@@ -208,8 +208,10 @@ def test_left_to_single_blocks(calls: list[str]) -> None:
     small = NaryTreeLSTM(3, 5)
     shared = schedule_structure(torch.tensor([[0, 1, 0, 1], [2, 2, 3, 3]]), 4, arity=2)
     everything(small, shared, torch.randn(4, 3))
-    with torch.autocast("cpu", torch.bfloat16):
+    with torch.autocast("cpu", torch.float16):
         everything(small, combs(2, small), torch.randn(18, 3))
+    with torch.autocast("cpu", torch.bfloat16):
+        everything(large, combs(30, large), torch.randn(270, 3))
     everything(small.double(), combs(2, small), torch.randn(18, 3))
     assert not calls
 

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyg_dynbatch.core.native import loaded_extension
+from pyg_dynbatch.core.levels import Levels
+from pyg_dynbatch.core.native import is_native, loaded_extension
 from pyg_dynbatch.kernels.blocks import (
     BLOCK,
     NO_ROWS,
@@ -34,6 +35,13 @@ def runs_at_once(plan: RunPlan, weights: Sequence[Tensor]) -> bool:
         return False
     products = chosen_products()
     return plan.inner < products.own_nodes or weights[1].numel() < products.own_weights
+
+
+def casting_pays_off(schedule: Levels, inputs: Tensor, weights: Sequence[Tensor]) -> bool:
+    """Choose whether products are in bfloat16 under autocast, or C runs it at once in float32."""
+    inner = schedule.num_nodes - schedule.level_sizes[0]
+    is_small = inner * weights[1].numel() < chosen_products().own_work
+    return not (is_small and schedule.single_parent and is_native(inputs, *weights))
 
 
 class NativeGates(TorchGates):

@@ -28,19 +28,23 @@ _CHUNKS = (512, 64)
 
 @dataclass(frozen=True)
 class Products:
-    """Which products of float32 on CPUs are not left to the BLAS of torch.
+    """Which products on CPUs are not left to the BLAS of torch.
 
     Args:
-        packed: Whether oneDNN multiplies many rows with a large matrix, which it packs once.
+        packed: Whether oneDNN multiplies many rows with a large matrix, which it packs once; in
+            float32, or in bfloat16 under autocast.
         chunked_gradients: Whether oneDNN computes the gradients of weights, some rows at a time.
         own_nodes: Schedules with fewer inner nodes are run by one call of C, with our own product.
         own_weights: So are all schedules of a recurrent matrix with fewer numbers than this.
+        own_work: So are, even under autocast with bfloat16, those whose inner nodes times recurrent
+            weights are fewer: they are computed in float32.
     """
 
     packed: bool = False
     chunked_gradients: bool = False
     own_nodes: int = 0
     own_weights: int = 0
+    own_work: int = 0
 
 
 # Microseconds on one thread of an AMD EPYC (Zen 5, AVX-512) with torch 2.13 and a matrix of
@@ -66,9 +70,25 @@ class Products:
 #     458          0.90, 0.91     0.97, 0.95     1.04, 0.87
 #   1,191          0.94, 0.96     1.00, 0.99     1.08, 0.92
 #   4,740          1.00, 1.01     1.00, 1.02
+#
+# Products in bfloat16, on one thread of an AMD EPYC (Zen 4, AVX-512 with bf16), which torch leaves
+# to oneDNN on all makes: with a matrix of 600 x 1500, packed once or at every call, 8 rows take 104
+# or 163 us, 128 rows 1,074 or 1,154 us, and packing takes 600 us. Blocks with products in bfloat16
+# take so much of the time of one call of C in float32, in training and in inference, by inner nodes
+# times millions of recurrent weights:
+#
+#   work       150 units      300 units      600 units
+#     7 m     1.61, 1.87     1.92, 2.31
+#    27 m     0.94, 1.37     1.21, 1.58     1.01, 1.23
+#    50 m     0.89, 1.04     1.05, 1.24
+#   118 m     0.73, 0.81     0.71, 0.94     0.95, 0.98
 MAKES = {
     "AuthenticAMD": Products(
-        packed=True, chunked_gradients=True, own_nodes=_MANY_ROWS, own_weights=_STAYS_IN_CACHE
+        packed=True,
+        chunked_gradients=True,
+        own_nodes=_MANY_ROWS,
+        own_weights=_STAYS_IN_CACHE,
+        own_work=2**25,
     ),
     "GenuineIntel": Products(own_nodes=512, own_weights=_STAYS_IN_CACHE),
 }
@@ -92,7 +112,7 @@ def use_products(products: Products) -> Iterator[None]:
     Example:
         >>> with use_products(Products(packed=True)):
         ...     chosen_products()
-        Products(packed=True, chunked_gradients=False, own_nodes=0, own_weights=0)
+        Products(packed=True, chunked_gradients=False, own_nodes=0, own_weights=0, own_work=0)
     """
     global _asked_for
     before = _asked_for

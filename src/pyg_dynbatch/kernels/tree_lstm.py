@@ -28,7 +28,7 @@ from pyg_dynbatch.kernels.blocks import (
     operand_of,
     sum_segments,
 )
-from pyg_dynbatch.kernels.native import NativeGates, NativeKernel, runs_at_once
+from pyg_dynbatch.kernels.native import NativeGates, NativeKernel, casting_pays_off, runs_at_once
 from pyg_dynbatch.kernels.products import RowProduct, sum_rows, weight_gradient
 
 
@@ -45,9 +45,10 @@ def tree_lstm(
 
     Arguments are as for ``RecursiveCell.run_schedule``; ``weights`` are the cell's
     ``weight_input``, ``weight_hidden`` and ``bias``, and ``dropout_mask`` factors of u, one row per
-    node. The precision of products is that of autocast, if it is enabled.
+    node. The precision of products is that of autocast, if it is enabled, or float32 where that is
+    faster than bfloat16.
     """
-    precision = _precision_of_products(inputs, weights)
+    precision = _precision_of_products(schedule, inputs, weights)
     half = precision == torch.bfloat16 and weights[2].dtype == torch.float32
     keeps = torch.is_grad_enabled() and any(each.requires_grad for each in (inputs, *weights))
     plan = RunPlan.of(
@@ -73,12 +74,17 @@ def tree_lstm(
     return _forward(plan, kernel, inputs, weights)[0]
 
 
-def _precision_of_products(inputs: Tensor, weights: Sequence[Tensor]) -> torch.dtype | None:
-    """The dtype to which autocast casts the operands of products, if it does."""
+def _precision_of_products(
+    schedule: Levels, inputs: Tensor, weights: Sequence[Tensor]
+) -> torch.dtype | None:
+    """The dtype to which the operands of products are cast for autocast, if they are."""
     device = inputs.device.type
     if not torch.is_autocast_enabled(device) or weights[2].dtype == torch.float64:
         return None
-    return torch.get_autocast_dtype(device)
+    precision = torch.get_autocast_dtype(device)
+    if precision == torch.bfloat16 and not casting_pays_off(schedule, inputs, weights):
+        return None
+    return precision
 
 
 def in_gate_order(iou: Tensor, f: Tensor) -> Tensor:
