@@ -71,11 +71,11 @@ class Products:
 #   1,191          0.94, 0.96     1.00, 0.99     1.08, 0.92
 #   4,740          1.00, 1.01     1.00, 1.02
 #
-# Products in bfloat16, on one thread of an AMD EPYC (Zen 4, AVX-512 with bf16), which torch leaves
-# to oneDNN on all makes: with a matrix of 600 x 1500, packed once or at every call, 8 rows take 104
-# or 163 us, 128 rows 1,074 or 1,154 us, and packing takes 600 us. Blocks with products in bfloat16
-# take so much of the time of one call of C in float32, in training and in inference, by inner nodes
-# times millions of recurrent weights:
+# Products in bfloat16, which torch leaves to oneDNN on all makes, on one thread of an AMD EPYC
+# (Zen 4, AVX-512 with bf16) that others used, too, so that the figures are rough. With a matrix of
+# 600 x 1500, packed once or at every call, 8 rows take 104 or 163 us, 128 rows 1,074 or 1,154 us,
+# and packing takes 600 us. Blocks with products in bfloat16 take so much of the time of one call of
+# C in float32, in training and in inference, by inner nodes times millions of recurrent weights:
 #
 #   work       150 units      300 units      600 units
 #     7 m     1.61, 1.87     1.92, 2.31
