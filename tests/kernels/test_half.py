@@ -167,12 +167,14 @@ def test_c_computes_what_torch_does(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("gates", (TorchGates, pytest.param(NativeGates, marks=NEEDS_C)))
 def test_gradients_are_rounded_to_the_nearest(gates: type[TorchGates]) -> None:
     """Ties to the even number; infinity and what is no number stay so."""
-    schedule = schedule_of([*range(len(SPECIAL))], 2)
-    plan = RunPlan(schedule, len(SPECIAL), block=128, half=True, keeps=True)
+    # What is no number, whose bits rounding would carry into the sign.
+    none = torch.tensor([0x7FFFFFFF, -1], dtype=torch.int32).view(torch.float32)
+    of_h = torch.cat([torch.tensor(SPECIAL), none])[:, None].expand(-1, 3).contiguous()
+    schedule = schedule_of([*range(len(of_h))], 2)
+    plan = RunPlan(schedule, len(of_h), block=128, half=True, keeps=True)
     rows = RunRows.of(plan, torch.empty(0), 3)
     rows.leaf_gates.fill_(0.5)
     rows.leaf_activated.fill_(1.0)
-    of_h = torch.tensor(SPECIAL)[:, None].expand(-1, 3).contiguous()
     incoming = StateGradients.of_results(plan, 4 * of_h, None, rows)
     grads = Gates(torch.empty_like(rows.leaf_gates))
     (block,) = plan.leaf_blocks()
