@@ -1,7 +1,7 @@
 /* The gates of fused Tree-LSTMs on CPUs: one pass over the rows of a block, computed in float32.
 
-   A part of kernels.c. Rows are contiguous. A row of bfloat16 is computed in a copy in float32. Children of a node stand side by side, so sums over
-   them are the same at every run. */
+   A part of kernels.c. Rows are contiguous. A row of bfloat16 is computed in a copy in float32.
+   Children of a node stand side by side, so sums over them are the same at every run. */
 
 /* Rows times columns from which more threads than one are worth waking. */
 #define ENOUGH 16384
@@ -110,8 +110,8 @@ INLINE void *place_in(int64_t half, const void *rows, int64_t at)
     return (char *)rows + (half ? sizeof(uint16_t) : sizeof(float)) * at;
 }
 
-/* The numbers at a place in float32: themselves, or a copy in `room`. */
-INLINE float *opened(int64_t half, void *place, int64_t count, float *room)
+/* The numbers at a place in float32: themselves, or if `half` a copy in `room`. */
+INLINE float *read_row(int64_t half, void *place, int64_t count, float *room)
 {
     if (!half)
         return place;
@@ -119,8 +119,8 @@ INLINE float *opened(int64_t half, void *place, int64_t count, float *room)
     return room;
 }
 
-/* Writes what was computed in `room`, if it was. */
-INLINE void closed(int64_t half, const float *room, int64_t count, void *place)
+/* Writes what was computed in `room`; what is float32 was computed in its place. */
+INLINE void write_row(int64_t half, const float *room, int64_t count, void *place)
 {
     if (half)
         narrow(count, room, place);
@@ -173,7 +173,7 @@ INLINE void sum_children(const struct nodes *all, const void *rows, int64_t firs
             add_half(width, sum, place_in(half, rows, child * width));
         else
             add(width, sum, place_in(half, rows, child * width));
-    closed(half, room, width, to);
+    write_row(half, room, width, to);
 }
 
 /* Copies h of the children of a block side by side, and adds them up where that is wanted. */
@@ -239,7 +239,7 @@ INLINE void finish(int64_t width, given_t o, given_t memory, rows_t activated, r
 INLINE float *with_bias(int64_t half, void *product, void *gates, int64_t count, const float *bias,
                         float *room)
 {
-    float *row = opened(half, product, count, room);
+    float *row = read_row(half, product, count, room);
     if (!half && product != gates)
         row = memcpy(gates, product, count * sizeof *row);
     if (bias)
@@ -256,7 +256,7 @@ INLINE void forward_row(const struct nodes *all, struct block at, int64_t row,
     float room[half ? 9 * width : 1], *of_forget = room + 3 * width;
     float *c = all->memory + here, *h = all->hidden + here;
     void *of_c = place_in(half, all->activated, here), *to = place_in(half, gates.rows, mine);
-    float *input = own ? opened(half, own, 4 * width, room + 5 * width) : 0;
+    float *input = own ? read_row(half, own, 4 * width, room + 5 * width) : 0;
     float *uio =
         with_bias(half, place_in(half, products.rows, mine), to, 3 * width, all->bias, room);
     if (input)
@@ -269,12 +269,12 @@ INLINE void forward_row(const struct nodes *all, struct block at, int64_t row,
         float *forget = with_bias(half, forget_of(all, products, row, child, first), to_forget,
                                   width, all->forget_bias, of_forget);
         carry(width, forget, input ? input + 3 * width : 0, all->cells + index[child] * width, c);
-        closed(half, forget, width, to_forget);
+        write_row(half, forget, width, to_forget);
     }
     float *activated = half ? room + 4 * width : of_c;
     finish(width, uio + 2 * width, c, activated, h);
-    closed(half, uio, 3 * width, to);
-    closed(half, activated, width, of_c);
+    write_row(half, uio, 3 * width, to);
+    write_row(half, activated, width, of_c);
     if (half)
         narrow(width, h, all->half_hidden + here);
 }
@@ -375,13 +375,13 @@ INLINE void backward_row(const struct nodes *all, const struct incoming *given, 
     const float *outside_h = given->outside_hidden, *outside_c = given->outside_memory;
     float room[half ? 9 * width : 1], of_hidden[given->half ? width : 1];
     void *to = place_in(half, grads.rows, mine);
-    const float *u = opened(half, place_in(half, gates.rows, mine), 3 * width, room);
+    const float *u = read_row(half, place_in(half, gates.rows, mine), 3 * width, room);
     const float *i = u + width, *o = i + width;
     float *to_u = half ? room + 3 * width : to, *to_i = to_u + width, *to_o = to_i + width;
     const float *activated =
-        opened(half, place_in(half, all->activated, here), width, room + 6 * width);
+        read_row(half, place_in(half, all->activated, here), width, room + 6 * width);
     const float *of_h =
-        opened(given->half, place_in(given->half, given->hidden, from), width, of_hidden);
+        read_row(given->half, place_in(given->half, given->hidden, from), width, of_hidden);
     down_to_memory(width, o, activated, of_h,
                    outside_h ? outside_h + number * given->outside_hidden_row : 0,
                    given->memory + from,
@@ -391,14 +391,14 @@ INLINE void backward_row(const struct nodes *all, const struct incoming *given, 
     for (int64_t child = first; child < behind; child++) {
         void *to_place = forget_of(all, grads, row, child, first);
         const float *forget =
-            opened(half, forget_of(all, gates, row, child, first), width, room + 7 * width);
+            read_row(half, forget_of(all, gates, row, child, first), width, room + 7 * width);
         float *to_forget = half ? room + 8 * width : to_place;
         down_to_child(width, to_i, forget, all->cells + index[child] * width, to_forget,
                       to_cells + child * width);
-        closed(half, to_forget, width, to_place);
+        write_row(half, to_forget, width, to_place);
     }
     down_to_products(width, u, i, all->dropout_mask ? all->dropout_mask + here : 0, to_u, to_i);
-    closed(half, to_u, 3 * width, to);
+    write_row(half, to_u, 3 * width, to);
 }
 
 /* Writes the gradients of products, and those of the children's memory. */
