@@ -26,12 +26,15 @@ from benchmarks.trees import CLASSES, sentiment_trees
 from pyg_dynbatch.trees.data import Collater
 
 MODES = ("fused", "unshared", "generic", "engine", "linear")
+PRECISIONS: dict[str, torch.dtype | None] = {"float32": None, "bfloat16": torch.bfloat16}
+"""The dtype of autocast, if it is enabled."""
 PHASES = bench.phases(
     "forward", "backward", "optimizer", "inference", train=bench.TRAIN, step=bench.STEP
 )
 
 BARE, PACKED, ONE_BY_ONE = "bare", "bare, packed", "one by one"
 TO_BARE = "bare matrix products"
+IN_FLOAT32 = "the same in float32"
 
 
 def add_options(parser: bench.Options) -> None:
@@ -44,6 +47,8 @@ def add_options(parser: bench.Options) -> None:
         "with nn.linear (default: all)"
     )
     parser.choices("--modes", MODES, MODES, help=text)
+    text = "bfloat16 also runs all modes under autocast, as a ratio to float32"
+    parser.choices("--precision", PRECISIONS, ["float32"], help=text)
     parser.count("--embedding", 300, metavar="WIDTH")
     parser.count("--loop-trees", 4, "trees of a batch that the loop over nodes runs (default: 4)")
     parser.common(batches=4, seed=0, repeats=5)
@@ -57,6 +62,8 @@ def run(options: Namespace, device: torch.device) -> list[bench.Record]:
         ways = make_ways(num_tokens, options.embedding, units, device)
         few = [trees[k] for k in range(min(options.loop_trees, len(trees)))]
         ways.check(options.modes, few)
+        for precision in _casts(options):
+            ways.check(options.modes, few, PRECISIONS[precision])
         for size in options.batch_sizes:
             batches = _batches(options, ways, trees, size, units)
             rounds, facts = bench.interleave_batches(batches, options, device)
@@ -64,6 +71,7 @@ def run(options: Namespace, device: torch.device) -> list[bench.Record]:
             common |= {"embedding": options.embedding, "repeats": len(rounds[BARE])}
             common |= {name: facts[name] for name in ("nodes", "steps")}
             records += _records(rounds, common, options.modes, facts)
+            records += _cast_records(rounds, common, options)
     return records
 
 
@@ -93,6 +101,10 @@ def _batches(
             contenders[PACKED] = PackedProducts(products, device).run
         for mode in options.modes:
             contenders[mode] = partial(ways.train, mode, batch, infer=True)
+            for precision in _casts(options):
+                contenders[f"{mode}, {precision}"] = partial(
+                    ways.train, mode, batch, infer=True, precision=PRECISIONS[precision]
+                )
         contenders[ONE_BY_ONE] = bench.scaled(partial(ways.loop, few), scale)
         contenders["host"] = partial(_load, trees, members, collate)
         schedule = batch.schedule
@@ -136,6 +148,22 @@ def _records(
     return records
 
 
+def _casts(options: Namespace) -> list[str]:
+    """The precisions of autocast."""
+    return [name for name in options.precision if PRECISIONS[name] is not None]
+
+
+def _cast_records(
+    rounds: bench.AllRounds, common: bench.Record, options: Namespace
+) -> Iterator[bench.Record]:
+    """Compare each mode under autocast with the same mode in float32."""
+    for mode in options.modes:
+        for precision in _casts(options):
+            name = f"{mode}, {precision}"
+            for record in bench.phase_records(common, name, rounds, PHASES, mode, IN_FLOAT32):
+                yield record | {"precision": precision}
+
+
 def _bare_records(
     name: str, rounds: bench.AllRounds, common: bench.Record, facts: Mapping[str, float]
 ) -> Iterator[bench.Record]:
@@ -160,11 +188,13 @@ def report(records: Sequence[bench.Record]) -> Iterator[str]:
         **bench.milliseconds(("forward", "backward", "optimizer", "inference")),
         **bench.phase_cells(("train", "inference"), "x bare", "ratio_to_bare"),
         **bench.phase_cells(("train", "inference"), "x packed", "ratio_to_packed"),
+        **bench.phase_cells(("train", "step", "inference"), "x float32", "ratio_to_float32"),
     }
     shown = []
     for record in records:
         to_bare = record["ratio"] if record["ratio_to"] == TO_BARE else None
-        shown.append(record | {"ratio_to_bare": to_bare})
+        to_float32 = record["ratio"] if record["ratio_to"] == IN_FLOAT32 else None
+        shown.append(record | {"ratio_to_bare": to_bare, "ratio_to_float32": to_float32})
     yield from bench.tables(shown, ("case", "batch"), title, ("mode",), columns, _remarks)
 
 

@@ -2,7 +2,6 @@
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -34,6 +33,9 @@ Product = Callable[[Tensor, Tensor, Tensor], Tensor]
 """A linear map of rows, from a weight and a bias."""
 
 S = TypeVar("S")
+
+# Of gradients, summed over all nodes, in half precision.
+_ROUNDING = 0.1
 
 
 class Weights(NamedTuple):
@@ -214,12 +216,31 @@ class Ways:
             hidden = self.engines[mode](batch.steps, {"input": inputs})["output"][0]
         return model.classifier(hidden)
 
-    def train(self, mode: str, batch: Any, lap: bench.Stopwatch, infer: bool = False) -> None:
-        """Time one training step, and inference if ``infer``."""
+    def train(
+        self,
+        mode: str,
+        batch: Any,
+        lap: bench.Stopwatch,
+        infer: bool = False,
+        precision: torch.dtype | None = None,
+    ) -> None:
+        """Time one training step, and inference if ``infer``; ``precision`` is that of autocast."""
         self.optimizer.zero_grad()
-        logits = partial(self.logits, mode, batch)
+
+        def logits() -> Tensor:
+            with self._autocast(precision):
+                return self.logits(mode, batch)
+
+        def loss() -> Tensor:
+            with self._autocast(precision):
+                return self.loss(self.logits(mode, batch), batch.y)
+
         rest: Any = {"optimizer": self.optimizer, "infer": logits if infer else None}
-        bench.time_passes(lap, lambda: self.loss(logits(), batch.y), **rest)
+        bench.time_passes(lap, loss, **rest)
+
+    def _autocast(self, precision: torch.dtype | None) -> torch.autocast:
+        device = self.model.classifier.weight.device.type
+        return torch.autocast(device, precision, enabled=precision is not None)
 
     def loop(self, trees: Sequence[PlainTree], lap: bench.Stopwatch) -> None:
         """Time training and inference node by node."""
@@ -236,7 +257,12 @@ class Ways:
                 node_by_node(self.model, tree)
             lap("inference")
 
-    def check(self, modes: Sequence[str], trees: Sequence[DynTreeData]) -> None:
+    def check(
+        self,
+        modes: Sequence[str],
+        trees: Sequence[DynTreeData],
+        precision: torch.dtype | None = None,
+    ) -> None:
         """Compare logits and gradients of all modes with those of the loop over nodes."""
         device = self.model.classifier.weight.device
         batch = Collater(arity=2)(list(trees))
@@ -249,8 +275,11 @@ class Ways:
             return bench.with_gradients(logits, loss, self.model.parameters())
 
         wanted = results(torch.cat(one_by_one))
+        tolerance = 1e-4 if precision is None else _ROUNDING
         for mode in modes:
-            bench.assert_agreement(mode, wanted, results(self.logits(mode, batch)))
+            with self._autocast(precision):
+                logits = self.logits(mode, batch)
+            bench.assert_agreement(mode, wanted, results(logits.float()), tolerance)
 
 
 def make_ways(num_tokens: int, embedding: int, units: int, device: torch.device) -> Ways:

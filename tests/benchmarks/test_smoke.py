@@ -61,8 +61,9 @@ SMOKE: dict[str, tuple[str, set[str]]] = {
         {"fused", "generic", "engine"},
     ),
     "sst": (
-        "--batch-sizes 3 --units 4 --embedding 5 --trees 6 --batches 1 --repeats 1 --loop-trees 2",
-        {"fused", "unshared", "engine", "bare", "one by one"},
+        "--batch-sizes 3 --units 4 --embedding 5 --trees 6 --batches 1 --repeats 1 --loop-trees 2"
+        " --precision bfloat16",
+        {"fused", "unshared", "engine", "bare", "one by one", "engine, bfloat16"},
     ),
     "table1": (
         "--batch-sizes 1 3 --leaves 5 --units 4 --repeats 1",

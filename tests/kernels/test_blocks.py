@@ -150,7 +150,7 @@ def test_autocast_keeps_states_and_gradients_single(make_layer: type[RecursiveLa
     schedule = forest(layer)
     x = torch.randn(schedule.num_nodes, 9, requires_grad=True)
     wanted = states_and_gradients(layer, schedule, x)
-    with torch.autocast("cpu", torch.bfloat16):
+    with use_products(Products()), torch.autocast("cpu", torch.bfloat16):
         found = states_and_gradients(layer, schedule, x)
     for mine, right in zip(found, wanted, strict=True):
         assert mine.dtype == torch.float32

@@ -31,12 +31,15 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
     return pretend
 
 
-def gates(dtype: torch.dtype = torch.float32, device: str = "cpu") -> type[TorchGates]:
-    """Return what computes gates block by block."""
-    inputs = torch.zeros(SCHEDULE.num_nodes, 3, dtype=dtype, device=device)
-    plan = RunPlan(SCHEDULE, SCHEDULE.level_inputs[0], block=128)
+def gates(
+    dtype: torch.dtype = torch.float32, device: str = "cpu", products: torch.dtype | None = None
+) -> type[TorchGates]:
+    """Return what computes gates block by block; under autocast for products of a dtype."""
+    bias = torch.zeros(SCHEDULE.num_nodes, 3, dtype=dtype, device=device)
+    inputs = bias.to(products or dtype)
+    plan = RunPlan(SCHEDULE, SCHEDULE.level_inputs[0], block=128, half=products is not None)
     with use_products(Products()):
-        kernel = choose_kernel(plan, inputs, (inputs, inputs, inputs))
+        kernel = choose_kernel(plan, inputs, (inputs, inputs, bias))
     assert isinstance(kernel, BlockKernel)
     return kernel.gates
 
@@ -45,6 +48,7 @@ def test_c_on_cpus_in_single_precision(
     installed: Callable[[bool], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert gates() is NativeGates
+    assert gates(products=torch.bfloat16) is NativeGates
     for dtype in (torch.float64, torch.bfloat16, torch.float16):
         assert gates(dtype) is TorchGates
     with FakeTensorMode():  # no values

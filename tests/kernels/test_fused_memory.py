@@ -62,6 +62,19 @@ def test_with_gradients(make: type[RecursiveLayer]) -> None:
         assert kept(layer, schedule, x) == wanted + copied
 
 
+def test_half_as_much_in_half_precision() -> None:
+    layer = NaryTreeLSTM(3, WIDTH)
+    schedule, x, leaves, inner = case(layer)
+    # c of all nodes, after a row of zeros; half a number each for the rest.
+    wanted = WIDTH * (1 + leaves + inner)
+    wanted += WIDTH * (1 + 4 * leaves + (1 + 5 + 2) * inner) // 2
+    # Input rows and weights, as they were cast.
+    cell = layer.cell
+    wanted += (x.numel() + cell.weight_input.numel() + cell.weight_hidden.numel()) // 2
+    with use_products(Products()), torch.autocast("cpu", torch.bfloat16):
+        assert kept(layer, schedule, x) == wanted
+
+
 @pytest.mark.parametrize("make", (NaryTreeLSTM, ChildSumTreeLSTM))
 def test_nothing_without_gradients(make: type[RecursiveLayer]) -> None:
     layer = make(3, WIDTH)

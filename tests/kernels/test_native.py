@@ -208,10 +208,26 @@ def test_left_to_single_blocks(calls: list[str]) -> None:
     small = NaryTreeLSTM(3, 5)
     shared = schedule_structure(torch.tensor([[0, 1, 0, 1], [2, 2, 3, 3]]), 4, arity=2)
     everything(small, shared, torch.randn(4, 3))
-    with torch.autocast("cpu", torch.bfloat16):
+    with torch.autocast("cpu", torch.float16):
         everything(small, combs(2, small), torch.randn(18, 3))
+    with torch.autocast("cpu", torch.bfloat16):
+        everything(large, combs(30, large), torch.randn(270, 3))
     everything(small.double(), combs(2, small), torch.randn(18, 3))
     assert not calls
+
+
+@pytest.mark.parametrize("dtype", (torch.bfloat16, torch.float16))
+def test_weights_of_half_precision_under_autocast(dtype: torch.dtype) -> None:
+    """C reads single precision alone: other weights are left to torch."""
+    for layer in layers(5, (2,)):
+        schedule = combs(3, layer)
+        inputs = torch.randn(schedule.num_nodes, 3)
+        h, c = layer(inputs, schedule=schedule, return_state=True)
+        layer.to(dtype)
+        with torch.autocast("cpu", torch.bfloat16):
+            found = layer(inputs, schedule=schedule, return_state=True)
+        torch.testing.assert_close(found[0].float(), h, rtol=0, atol=0.05)
+        torch.testing.assert_close(found[1].float(), c, rtol=0, atol=0.05)
 
 
 def test_far_and_near_numbers() -> None:

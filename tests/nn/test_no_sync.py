@@ -18,9 +18,10 @@ def without_values(schedule: Levels) -> Levels:
 
 @pytest.mark.parametrize("make", (NaryTreeLSTM, ChildSumTreeLSTM))
 @pytest.mark.parametrize("shared", (False, True))
+@pytest.mark.parametrize("half", (False, True))
 @pytest.mark.parametrize("edges", ([[0, 1, 2, 3], [2, 2, 4, 4]], [[0, 1, 0, 1], [2, 2, 3, 3]]))
 def test_fused_step_reads_no_value(
-    make: type[RecursiveLayer], shared: bool, edges: list[list[int]]
+    make: type[RecursiveLayer], shared: bool, half: bool, edges: list[list[int]]
 ) -> None:
     nodes = 5
     schedule = schedule_structure(torch.tensor(edges), nodes, arity=make(3, 4).arity)
@@ -32,7 +33,8 @@ def test_fused_step_reads_no_value(
         if shared:
             more = {"leaf_inverse": torch.zeros(leaves, dtype=torch.long)}
             x = torch.empty(2 + others, 3, requires_grad=True)
-        h = layer(x, schedule=without_values(schedule), **more)
+        with torch.autocast("cpu", torch.bfloat16, enabled=half):
+            h = layer(x, schedule=without_values(schedule), **more)
         found = torch.autograd.grad(h.sum(), [x, *layer.parameters()])
         assert h.shape == (nodes, 4) and found[0].shape == x.shape
         with pytest.raises(DataDependentOutputException):

@@ -201,6 +201,22 @@ def test_batch_normalization_of_half_precision_is_exact(precision: torch.dtype) 
     torch.testing.assert_close(counted.running_var.double(), expected.running_var)
 
 
+@pytest.mark.parametrize("precision", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("coded", [True, False])
+def test_inference_under_autocast(precision: torch.dtype, coded: bool) -> None:
+    """Linear maps return half precision, which C, in single precision, must not read."""
+    torch.manual_seed(0)
+    pairs = Pairs.from_codes(torch.randint(0, 3, (20 * 55,)), [10] * 20)
+    stack, x, table = WeaveStack(3, 2, 24), torch.randn(200, 3), torch.randn(3, 2)
+    pair = table if coded else table[pairs.code]
+    with torch.no_grad():
+        expected = stack(x, pair, pairs, coded=coded)
+        with torch.autocast("cpu", dtype=precision):
+            found = stack(x, pair, pairs, coded=coded)
+    difference = (found.float() - expected).norm() / expected.norm()
+    assert 0 < difference < 0.02
+
+
 @pytest.mark.parametrize("autocast", [True, False])
 def test_more_pairs_of_one_code_than_float16_counts(autocast: bool) -> None:
     """Beyond 65504 a count is infinite in float16, and all that is divided by it is lost."""

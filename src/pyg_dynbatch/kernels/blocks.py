@@ -7,6 +7,10 @@ With a fixed number of children the forget gates are further columns in the row 
 number of children (child-sum, here called ragged) u, i, o depend on the sum of h, and f has one row
 per child.
 
+What products read and write has the dtype of the weights. Under autocast with bfloat16 (``half``)
+that is h of the children, the gates, and their gradients; c, all arithmetic on gates, and h as a
+result are in single precision.
+
 :class:`TorchGates` computes gates with operations of torch. ``native.py`` overrides its methods in
 C, and has a :class:`Kernel` of its own.
 """
@@ -31,7 +35,7 @@ BLOCK = HEIGHTS[-1]
 
 # As a 0-d tensor, it makes -1 + 2x a single pass, and fits every device and dtype.
 _MINUS_ONE = torch.tensor(-1.0)
-_NO_ROWS = torch.empty(0)
+NO_ROWS = torch.empty(0)
 _TANH_BACKWARD = torch.ops.aten.tanh_backward.grad_input
 
 
@@ -66,7 +70,8 @@ class RunPlan:
     block: int  # largest number of nodes per block
     leaf_inverse: Tensor | None = None  # the input row of each leaf with an input
     dropout_mask: Tensor | None = None  # factors of u, one row per node
-    precision: torch.dtype | None = None  # of products, under autocast
+    half: bool = False  # whether weights and input rows were cast to bfloat16 for autocast
+    precision: torch.dtype | None = None  # of products, under autocast with another dtype
     level_order: bool = False  # whether results are in level order
     keeps: bool = False  # whether a backward pass may follow
 
@@ -89,6 +94,7 @@ class RunPlan:
         *,
         leaf_inverse: Tensor | None = None,
         dropout_mask: Tensor | None = None,
+        half: bool = False,
         precision: torch.dtype | None = None,
         level_order: bool = False,
         keeps: bool = False,
@@ -103,6 +109,7 @@ class RunPlan:
             block=BLOCK if inputs.device.type == "cpu" else max(schedule.num_nodes, 1),
             leaf_inverse=leaf_inverse,
             dropout_mask=dropout_mask,
+            half=half,
             precision=precision,
             level_order=level_order,
             keeps=keeps,
@@ -266,37 +273,45 @@ class RunRows(NamedTuple):
     gates: Tensor  # of inner nodes, as in Gates, or of one block
     forget: Tensor | None
     aligned_weight: Tensor | None = None  # a copy of the weight of h, of C
-    hidden: Tensor = _NO_ROWS  # h of all nodes, after a row for missing children
-    leaf_hidden: Tensor = _NO_ROWS  # h and c of the computed leaves
-    leaf_memory: Tensor = _NO_ROWS
+    hidden: Tensor = NO_ROWS  # h of all nodes, after a row for missing children
+    leaf_hidden: Tensor = NO_ROWS  # h and c of the computed leaves
+    leaf_memory: Tensor = NO_ROWS
+    read_hidden: Tensor = NO_ROWS  # h as it is gathered: ``hidden``, or a copy in bfloat16
+    leaf_read_hidden: Tensor = NO_ROWS
 
     @classmethod
     def of(cls, plan: RunPlan, like: Tensor, width: int) -> "RunRows":
         """Make room for the rows of a run."""
-        hidden, memory, activated = (
-            like.new_empty(plan.schedule.num_nodes + 1, width) for _ in range(3)
-        )
+        count = plan.schedule.num_nodes + 1
+        dtype = torch.bfloat16 if plan.half else like.dtype
+        hidden = like.new_empty(count, width)
+        memory = like.new_empty(count, width)
+        activated = like.new_empty(count, width, dtype=dtype)
+        read_hidden = torch.empty_like(activated) if plan.half else hidden
         if plan.leaf_inverse is None:
-            leaf_hidden, leaf_memory, leaf_activated = (
-                state[1 : plan.leaves + 1] for state in (hidden, memory, activated)
+            leaf_hidden, leaf_memory, leaf_activated, leaf_read_hidden = (
+                state[1 : plan.leaves + 1] for state in (hidden, memory, activated, read_hidden)
             )
         else:
             leaf_hidden, leaf_memory, leaf_activated = (
-                like.new_empty(plan.leaf_cells, width) for _ in range(3)
+                state.new_empty(plan.leaf_cells, width) for state in (hidden, memory, activated)
             )
+            leaf_read_hidden = torch.empty_like(leaf_activated) if plan.half else leaf_hidden
         leaves, inner, children = plan.rows_of_gates()
         return cls(
             memory=memory,
             activated=activated,
-            gathered=like.new_empty(plan.slots, width),
-            sums=like.new_empty(plan.inner, width) if plan.ragged else None,
+            gathered=activated.new_empty(plan.slots, width),
+            sums=activated.new_empty(plan.inner, width) if plan.ragged else None,
             leaf_activated=leaf_activated,
-            leaf_gates=like.new_empty(leaves, 3 * width),
-            gates=like.new_empty(inner, (3 + plan.arity) * width),
-            forget=like.new_empty(children, width) if plan.ragged else None,
+            leaf_gates=activated.new_empty(leaves, 3 * width),
+            gates=activated.new_empty(inner, (3 + plan.arity) * width),
+            forget=activated.new_empty(children, width) if plan.ragged else None,
             hidden=hidden,
             leaf_hidden=leaf_hidden,
             leaf_memory=leaf_memory,
+            read_hidden=read_hidden,
+            leaf_read_hidden=leaf_read_hidden,
         )
 
     @property
@@ -327,25 +342,27 @@ class StateGradients:
     row per node, to which all its parents add.
     """
 
-    hidden: Tensor
+    hidden: Tensor  # with places, in the dtype of the products that write them
     memory: Tensor
     place: Tensor | None = None
     outside: tuple[Tensor | None, Tensor | None] = (None, None)
 
     @classmethod
     def of_results(
-        cls, plan: RunPlan, grad_h: Tensor | None, grad_c: Tensor | None, like: Tensor
+        cls, plan: RunPlan, grad_h: Tensor | None, grad_c: Tensor | None, rows: RunRows
     ) -> "StateGradients":
         """Start at the gradients of the results; row 0 is that of the missing child or parent."""
         of_h = dense_columns(plan.in_level_order(grad_h))
         of_c = dense_columns(plan.in_level_order(grad_c))
-        width = like.size(1)
+        width = rows.memory.size(1)
         if plan.schedule.single_parent:
-            hidden, memory = (like.new_empty(1 + plan.slots, width) for _ in range(2))
+            hidden, memory = (
+                like.new_empty(1 + plan.slots, width) for like in (rows.activated, rows.memory)
+            )
             hidden[0] = 0
             memory[0] = 0
             return cls(hidden, memory, plan.slot_of_node(), (of_h, of_c))
-        hidden, memory = (like.new_zeros(1 + plan.schedule.num_nodes, width) for _ in range(2))
+        hidden, memory = (torch.zeros_like(rows.memory) for _ in range(2))
         if of_h is not None:
             hidden[1:] += of_h
         if of_c is not None:
@@ -366,7 +383,7 @@ class StateGradients:
         if self.place is None:
             return self.hidden[rows], self.memory[rows]
         place = self.place[rows]
-        hidden = torch.index_select(self.hidden, 0, place)
+        hidden = torch.index_select(self.hidden, 0, place).to(self.memory.dtype)
         memory = torch.index_select(self.memory, 0, place)
         of_h, of_c = self.outside
         if of_h is not None:
@@ -412,38 +429,74 @@ class BlockKernel(Kernel):
 
     def forward(self, plan: RunPlan, inputs: Tensor, weights: Sequence[Tensor]) -> RunRows:
         """Compute the leaves, and then the inner nodes level by level."""
-        weight_input, _, bias = weights
-        width = bias.size(0) // 4
-        rows = RunRows.of(plan, bias, width)
-        rows.hidden[0] = 0
+        bias = weights[2]
+        rows = RunRows.of(plan, bias, bias.size(0) // 4)
         rows.memory[0] = 0
-        # Leaves have no forget gates.
-        product = RowProduct(
-            weight_input[: 3 * width], bias[: 3 * width], plan.precision, plan.leaf_inputs
-        )
-        self._forward_leaves(plan, rows, inputs, product)
-        _forward_levels(self.gates(plan, rows, inner=True), rows, inputs, weights)
+        rows.read_hidden[0] = 0
+        self._forward_leaves(plan, rows, inputs, weights)
+        self._forward_levels(plan, rows, inputs, weights)
         return rows
 
     def _forward_leaves(
-        self, plan: RunPlan, rows: RunRows, inputs: Tensor, product: RowProduct
+        self, plan: RunPlan, rows: RunRows, inputs: Tensor, weights: Sequence[Tensor]
     ) -> None:
+        # Leaves have no forget gates.
+        weight = weights[0][: rows.leaf_gates.size(1)]
+        bias = weights[2][: rows.leaf_gates.size(1)]
+        product = _biased_product(plan, weight, bias, plan.leaf_inputs)
         # A missing input is an input of zeros.
         missing = min(plan.leaf_cells - plan.leaf_inputs, plan.block)
         zeros = inputs.new_zeros(missing, inputs.size(1)) if missing else inputs
-        leaf_gates = self.gates(plan, rows, inner=False)
+        leaf_gates = self.gates(plan, rows, inner=False, bias=bias)
         for block in plan.leaf_blocks():
             gates = rows.leaf_gates[block.nodes] if plan.keeps else rows.leaf_gates[: block.size]
             if block.filled:
-                product.into(gates, inputs, block.first, block.size)
+                products = product.near(gates, inputs, block.first, block.size)
             else:
-                product.into(gates, zeros, 0, block.size)
-            leaf_gates.forward(block, Gates(gates))
+                products = product.near(gates, zeros, 0, block.size)
+            leaf_gates.forward(block, Gates(products), Gates(gates))
         if plan.leaf_inverse is not None:
             in_schedule = slice(1, plan.leaves + 1)
             cells = plan.cell_of_leaf
             torch.index_select(rows.leaf_hidden, 0, cells, out=rows.hidden[in_schedule])
             torch.index_select(rows.leaf_memory, 0, cells, out=rows.memory[in_schedule])
+            if plan.half:
+                read_hidden = rows.read_hidden[in_schedule]
+                torch.index_select(rows.leaf_read_hidden, 0, cells, out=read_hidden)
+
+    def _forward_levels(
+        self, plan: RunPlan, rows: RunRows, inputs: Tensor, weights: Sequence[Tensor]
+    ) -> None:
+        """Compute all inner nodes."""
+        weight_input, weight_hidden, bias = weights
+        columns = rows.gates.size(1)
+        width = bias.size(0) // 4
+        bias, forget_bias = bias.split([3 * width, width])
+        # All children of a node share the bias of the forget gate.
+        bias = torch.cat([bias, *[forget_bias] * plan.arity])
+        filled = inputs[plan.leaf_inputs :]
+        count = filled.size(0)
+        input_product = RowProduct(weight_input, None, plan.precision, count) if count else None
+        product = _biased_product(plan, weight_hidden[:columns], bias, plan.inner)
+        if plan.ragged:
+            forget_weight = weight_hidden[columns:]
+            forget_product = _biased_product(plan, forget_weight, forget_bias, plan.slots)
+        operand = operand_of(plan, rows)
+        inner_gates = self.gates(plan, rows, inner=True, bias=bias, forget_bias=forget_bias)
+        for block in plan.blocks:
+            inner_gates.gather(block)
+            gates = rows.gates_of(block, plan.keeps)
+            own = None
+            if input_product is not None and block.filled:
+                own = input_product(filled, block.input, block.filled)
+            of_forget = None
+            if gates.forget is not None:
+                of_forget = forget_product.near(
+                    gates.forget, rows.gathered, block.edge, block.edges
+                )
+            # It also reads a few rows beyond those already filled, whose results are dropped.
+            of_rows = product.near(gates.rows, operand, block.first, block.size)
+            inner_gates.forward(block, Gates(of_rows, of_forget), gates, own)
 
     def backward(
         self, plan: RunPlan, rows: RunRows, weight_hidden: Tensor, incoming: StateGradients
@@ -464,36 +517,9 @@ class BlockKernel(Kernel):
         return grads, of_leaves
 
 
-def _forward_levels(
-    inner_gates: "TorchGates", rows: RunRows, inputs: Tensor, weights: Sequence[Tensor]
-) -> None:
-    """Compute all inner nodes."""
-    plan = inner_gates.plan
-    weight_input, weight_hidden, bias = weights
-    columns = (3 + plan.arity) * inner_gates.width
-    if not plan.ragged:
-        # All children of a node share the bias of the forget gate.
-        own_bias, forget_bias = bias.split([3 * inner_gates.width, inner_gates.width])
-        bias = torch.cat([own_bias, *[forget_bias] * plan.arity])
-    filled = inputs[plan.leaf_inputs :]
-    count = filled.size(0)
-    precision = plan.precision
-    input_product = RowProduct(weight_input, precision=precision, rows=count) if count else None
-    product = RowProduct(weight_hidden[:columns], bias[:columns], precision, plan.inner)
-    if plan.ragged:
-        forget_product = RowProduct(weight_hidden[columns:], bias[columns:], precision, plan.slots)
-    operand = operand_of(plan, rows)
-    for block in plan.blocks:
-        inner_gates.gather(block)
-        gates = rows.gates_of(block, plan.keeps)
-        own = None
-        if input_product is not None and block.filled:
-            own = input_product(filled, block.input, block.filled)
-        if gates.forget is not None:
-            forget_product.into(gates.forget, rows.gathered, block.edge, block.edges)
-        # It also reads a few rows beyond those already filled, whose results are dropped.
-        product.into(gates.rows, operand, block.first, block.size)
-        inner_gates.forward(block, gates, own)
+def _biased_product(plan: RunPlan, weight: Tensor, bias: Tensor, rows: int) -> RowProduct:
+    """A product with a bias, which gates of half precision add themselves in single precision."""
+    return RowProduct(weight, None if plan.half else bias, plan.precision, rows)
 
 
 def operand_of(plan: RunPlan, rows: RunRows) -> Tensor:
@@ -534,15 +560,26 @@ def _backward_levels(
 class TorchGates:
     """Compute the gates and states of leaves or of inner nodes with PyTorch operations.
 
-    :meth:`gather` writes ``gathered`` and ``sums``, and :meth:`forward` the states.
+    :meth:`gather` writes ``gathered`` and ``sums``, and :meth:`forward` the states. The biases are
+    those that products in half precision lack.
     """
 
-    def __init__(self, plan: RunPlan, rows: RunRows, *, inner: bool) -> None:
+    def __init__(
+        self,
+        plan: RunPlan,
+        rows: RunRows,
+        *,
+        inner: bool,
+        bias: Tensor = NO_ROWS,
+        forget_bias: Tensor = NO_ROWS,
+    ) -> None:
         self.plan = plan
         self.inner = inner
+        self.bias = bias
+        self.forget_bias = forget_bias
         self.gathered = rows.gathered
         self.sums = rows.sums
-        self.all_hidden = rows.hidden
+        self.all_hidden = rows.read_hidden
         self.all_memory = rows.memory
         self.width = rows.memory.size(1)
         self.dropout_mask = plan.dropout_mask  # factors of u
@@ -550,9 +587,11 @@ class TorchGates:
             self.hidden = rows.leaf_hidden
             self.memory = rows.leaf_memory
             self.activated = rows.leaf_activated
+            self.read_hidden = rows.leaf_read_hidden
             return
         first = 1 + plan.leaves
         self.hidden = rows.hidden[first:]
+        self.read_hidden = rows.read_hidden[first:]
         self.memory = rows.memory[first:]
         self.activated = rows.activated[first:]
         if plan.dropout_mask is not None:
@@ -574,15 +613,41 @@ class TorchGates:
         if self.sums is not None:
             self.sums[block.nodes] = self._sum_children(block, gathered)
 
-    def forward(self, block: NodeBlock, gates: Gates, own: Tensor | None = None) -> None:
-        """Activate products to gates in place, and write the states of a block.
+    def forward(
+        self, block: NodeBlock, products: Gates, gates: Gates, own: Tensor | None = None
+    ) -> None:
+        """Activate products to gates, and write the states of a block.
 
         ``own`` is W x of the nodes with an input, which come first, if it is not yet added.
         """
+        if self.plan.half:
+            self._forward_half(block, products, gates, own)
+        else:
+            _write(products, gates)
+            self._activate(block, gates, self.activated[block.nodes], own)
+
+    def _forward_half(
+        self, block: NodeBlock, products: Gates, gates: Gates, own: Tensor | None
+    ) -> None:
+        """Compute in single precision what is read and written in half precision."""
+        single = _in_single_precision(products)
+        single.rows.add_(self.bias)
+        if single.forget is not None:
+            single.forget.add_(self.forget_bias)
+        hidden = self.hidden[block.nodes]
+        activated = torch.empty_like(hidden)
+        self._activate(block, single, activated, None if own is None else own.float())
+        self.activated[block.nodes] = activated
+        self.read_hidden[block.nodes] = hidden
+        _write(single, gates)
+
+    def _activate(
+        self, block: NodeBlock, gates: Gates, activated: Tensor, own: Tensor | None
+    ) -> None:
+        """Activate products to gates in place, and write the states of a block."""
         mask = self.mask_of(block)
         hidden = self.hidden[block.nodes]
         memory = self.memory[block.nodes]
-        activated = self.activated[block.nodes]
         if own is not None:
             self._add_inputs(block, gates, own)
         u, i, o = gates.rows[:, : 3 * self.width].chunk(3, 1)
@@ -639,9 +704,25 @@ class TorchGates:
         self, block: NodeBlock, gates: Gates, incoming: StateGradients, grads: Gates
     ) -> None:
         """Write the gradients of products, and for inner nodes those of the children's c."""
+        activated = self.activated[block.nodes]
+        if not self.plan.half:
+            self._differentiate(block, gates, activated, incoming, grads)
+            return
+        single = _in_single_precision(gates)
+        single_grads = _in_single_precision(grads)
+        self._differentiate(block, single, activated.float(), incoming, single_grads)
+        _write(single_grads, grads)
+
+    def _differentiate(
+        self,
+        block: NodeBlock,
+        gates: Gates,
+        activated: Tensor,
+        incoming: StateGradients,
+        grads: Gates,
+    ) -> None:
         width = self.width
         mask = self.mask_of(block)
-        activated = self.activated[block.nodes]
         u, i, o = gates.rows[:, : 3 * width].chunk(3, 1)
         to_u, to_i, to_o = grads.rows[:, : 3 * width].chunk(3, 1)
         hidden, memory = incoming.read(block.nodes)
@@ -683,6 +764,18 @@ class TorchGates:
         return StateGradients(
             sum_segments(hidden, order, starts), sum_segments(memory, order, starts)
         )
+
+
+def _in_single_precision(gates: Gates) -> Gates:
+    forget = None if gates.forget is None else gates.forget.float()
+    return Gates(gates.rows.float(), forget, gates.child_memory)
+
+
+def _write(source: Gates, target: Gates) -> None:
+    """Copy gates, unless they are the same rows."""
+    target.rows.copy_(source.rows)
+    if target.forget is not None and source.forget is not None:
+        target.forget.copy_(source.forget)
 
 
 def _finish_tanh(activated: Tensor) -> None:

@@ -1,4 +1,7 @@
-"""Tree-LSTMs in C, float32 on CPUs: gates of blocks, and whole schedules in one call each way."""
+"""Tree-LSTMs in C on CPUs: gates of blocks, and whole schedules in one call each way.
+
+Single precision; gates of blocks also for products in bfloat16.
+"""
 
 from array import array
 from collections.abc import Sequence
@@ -7,9 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pyg_dynbatch.core.levels import Levels
 from pyg_dynbatch.core.native import is_native, loaded_extension
 from pyg_dynbatch.kernels.blocks import (
     BLOCK,
+    NO_ROWS,
     Gates,
     Kernel,
     NodeBlock,
@@ -26,36 +31,65 @@ _WORTH_COPYING = 16
 
 def runs_at_once(plan: RunPlan, weights: Sequence[Tensor]) -> bool:
     """Choose whether C runs a whole schedule in one call, with products of its own."""
-    if plan.precision is not None or not plan.schedule.single_parent or not is_native(*weights):
+    if plan.half or plan.precision is not None or not plan.schedule.single_parent:
         return False
     products = chosen_products()
     return plan.inner < products.own_nodes or weights[1].numel() < products.own_weights
 
 
+def casting_pays_off(schedule: Levels, inputs: Tensor, weights: Sequence[Tensor]) -> bool:
+    """Choose whether products are in bfloat16 under autocast, or C runs it at once in float32."""
+    inner = schedule.num_nodes - schedule.level_sizes[0]
+    is_small = inner * weights[1].numel() < chosen_products().own_work
+    return not (is_small and schedule.single_parent and is_native(inputs, *weights))
+
+
 class NativeGates(TorchGates):
     """Compute the gates of blocks in C."""
 
-    def __init__(self, plan: RunPlan, rows: RunRows, *, inner: bool) -> None:
-        super().__init__(plan, rows, inner=inner)
+    def __init__(
+        self,
+        plan: RunPlan,
+        rows: RunRows,
+        *,
+        inner: bool,
+        bias: Tensor = NO_ROWS,
+        forget_bias: Tensor = NO_ROWS,
+    ) -> None:
+        super().__init__(plan, rows, inner=inner, bias=bias, forget_bias=forget_bias)
         self.native = loaded_extension()
         self.threads = torch.get_num_threads()
-        self.dropout_mask = _mask(self.dropout_mask, self.activated)
+        self.dropout_mask = _mask(self.dropout_mask, self.memory)
         arity = -1 if plan.ragged else plan.arity
         self.nodes: bytes = self.native.tree_lstm_nodes(
-            width=self.width, arity=arity if inner else 0, hidden=self.hidden, memory=self.memory,
-            activated=self.activated, dropout_mask=self.dropout_mask, index=plan.children,
-            starts=plan.child_start if plan.ragged else None, all_hidden=self.all_hidden,
-            cells=self.all_memory, gathered=self.gathered, sums=self.sums,
+            width=self.width, arity=arity if inner else 0, half=int(plan.half),
+            hidden=self.hidden, memory=self.memory, activated=self.activated,
+            half_hidden=self.read_hidden if plan.half else None, dropout_mask=self.dropout_mask,
+            bias=self.bias if plan.half else None,
+            forget_bias=self.forget_bias if plan.half else None,
+            index=plan.children, starts=plan.child_start if plan.ragged else None,
+            all_hidden=self.all_hidden, cells=self.all_memory, gathered=self.gathered,
+            sums=self.sums,
         )  # fmt: skip
 
     def gather(self, block: NodeBlock) -> None:
         """Gather h of the children of a block, and sum it per node if ``sums`` is given."""
         self.native.tree_lstm_gather(self.nodes, *block[:4], self.threads)
 
-    def forward(self, block: NodeBlock, gates: Gates, own: Tensor | None = None) -> None:
-        """Activate products to gates in place, and write the states of a block."""
+    def forward(
+        self, block: NodeBlock, products: Gates, gates: Gates, own: Tensor | None = None
+    ) -> None:
+        """Activate products to gates, and write the states of a block."""
         self.native.tree_lstm_forward(
-            self.nodes, *block[:4], gates.rows, gates.forget, own, block.filled, self.threads
+            self.nodes,
+            *block[:4],
+            products.rows,
+            products.forget,
+            gates.rows,
+            gates.forget,
+            own,
+            block.filled,
+            self.threads,
         )
 
     def backward(
@@ -78,7 +112,7 @@ class NativeGates(TorchGates):
         """Sum the gradients of equal leaves, always in the same order."""
         width = incoming.hidden.size(1)
         cell = cell.contiguous()
-        hidden, memory = (incoming.hidden.new_zeros(cells, width) for _ in range(2))
+        hidden, memory = (incoming.memory.new_zeros(cells, width) for _ in range(2))
         self.native.tree_lstm_sum_equal(
             _packed(incoming), cell, cell.size(0), width, hidden, memory, self.threads
         )
@@ -137,7 +171,8 @@ def _packed(incoming: StateGradients) -> bytes:
     """The gradients of states, as C reads them; they must be kept alive."""
     of_h, of_c = incoming.outside
     struct: bytes = loaded_extension().tree_lstm_incoming(
-        hidden=incoming.hidden, memory=incoming.memory, place=incoming.place,
+        half=int(incoming.hidden.dtype == torch.bfloat16), hidden=incoming.hidden,
+        memory=incoming.memory, place=incoming.place,
         outside_hidden=of_h, outside_hidden_row=0 if of_h is None else of_h.stride(0),
         outside_memory=of_c, outside_memory_row=0 if of_c is None else of_c.stride(0),
     )  # fmt: skip

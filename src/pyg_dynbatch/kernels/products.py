@@ -28,19 +28,23 @@ _CHUNKS = (512, 64)
 
 @dataclass(frozen=True)
 class Products:
-    """Which products of float32 on CPUs are not left to the BLAS of torch.
+    """Which products on CPUs are not left to the BLAS of torch.
 
     Args:
-        packed: Whether oneDNN multiplies many rows with a large matrix, which it packs once.
+        packed: Whether oneDNN multiplies many rows with a large matrix, which it packs once; in
+            float32, or in bfloat16 under autocast.
         chunked_gradients: Whether oneDNN computes the gradients of weights, some rows at a time.
         own_nodes: Schedules with fewer inner nodes are run by one call of C, with our own product.
         own_weights: So are all schedules of a recurrent matrix with fewer numbers than this.
+        own_work: So are, even under autocast with bfloat16, those whose inner nodes times recurrent
+            weights are fewer: they are computed in float32.
     """
 
     packed: bool = False
     chunked_gradients: bool = False
     own_nodes: int = 0
     own_weights: int = 0
+    own_work: int = 0
 
 
 # Microseconds on one thread of an AMD EPYC (Zen 5, AVX-512) with torch 2.13 and a matrix of
@@ -66,9 +70,25 @@ class Products:
 #     458          0.90, 0.91     0.97, 0.95     1.04, 0.87
 #   1,191          0.94, 0.96     1.00, 0.99     1.08, 0.92
 #   4,740          1.00, 1.01     1.00, 1.02
+#
+# Products in bfloat16, which torch leaves to oneDNN on all makes, on one thread of an AMD EPYC
+# (Zen 4, AVX-512 with bf16) that others used, too, so that the figures are rough. With a matrix of
+# 600 x 1500, packed once or at every call, 8 rows take 104 or 163 us, 128 rows 1,074 or 1,154 us,
+# and packing takes 600 us. Blocks with products in bfloat16 take so much of the time of one call of
+# C in float32, in training and in inference, by inner nodes times millions of recurrent weights:
+#
+#   work       150 units      300 units      600 units
+#     7 m     1.61, 1.87     1.92, 2.31
+#    27 m     0.94, 1.37     1.21, 1.58     1.01, 1.23
+#    50 m     0.89, 1.04     1.05, 1.24
+#   118 m     0.73, 0.81     0.71, 0.94     0.95, 0.98
 MAKES = {
     "AuthenticAMD": Products(
-        packed=True, chunked_gradients=True, own_nodes=_MANY_ROWS, own_weights=_STAYS_IN_CACHE
+        packed=True,
+        chunked_gradients=True,
+        own_nodes=_MANY_ROWS,
+        own_weights=_STAYS_IN_CACHE,
+        own_work=2**25,
     ),
     "GenuineIntel": Products(own_nodes=512, own_weights=_STAYS_IN_CACHE),
 }
@@ -92,7 +112,7 @@ def use_products(products: Products) -> Iterator[None]:
     Example:
         >>> with use_products(Products(packed=True)):
         ...     chosen_products()
-        Products(packed=True, chunked_gradients=False, own_nodes=0, own_weights=0)
+        Products(packed=True, chunked_gradients=False, own_nodes=0, own_weights=0, own_work=0)
     """
     global _asked_for
     before = _asked_for
@@ -155,9 +175,16 @@ class RowProduct:
             product = torch.mm(taken, self.weight.t())
         return product if taken.size(0) == size else product[:size]
 
+    def near(self, room: Tensor, rows: Tensor, first: int, size: int) -> Tensor:
+        """Return the product, in ``room`` unless it must be copied to get there."""
+        if self.padded:
+            return self(rows, first, size)
+        self.into(room, rows, first, size)
+        return room
+
     def into(self, out: Tensor, rows: Tensor, first: int, size: int) -> None:
         """Write the product into existing rows."""
-        if self.padded or self.precision is not None:
+        if self.padded or out.dtype != self.weight.dtype:
             out.copy_(self(rows, first, size))
         elif self.bias is not None:
             torch.addmm(self.bias, rows[first : first + size], self.weight.t(), out=out)
@@ -175,20 +202,26 @@ class RowProduct:
 
 def packs(weight: Tensor, rows: int) -> bool:
     """Whether packing a matrix for oneDNN pays off for this many rows."""
-    if weight.numel() < _LARGE_MATRIX or rows < _MANY_ROWS:
+    if weight.numel() < _LARGE_MATRIX or rows < _MANY_ROWS or not chosen_products().packed:
         return False
-    return chosen_products().packed and _uses_onednn(weight)
+    return _uses_onednn(weight) and (weight.dtype == torch.float32 or _packs_half(weight))
 
 
 def _uses_onednn(like: Tensor) -> bool:
     """Whether oneDNN can multiply tensors like this one."""
-    if like.device.type != "cpu" or like.dtype != torch.float32 or is_in_torch_dispatch_mode():
+    if like.device.type != "cpu" or is_in_torch_dispatch_mode():
         return False
     backend = torch.backends.mkldnn
     if not bool(backend.enabled) or not backend.is_available():
         return False
     names = ("_linear_pointwise", "_reorder_linear_weight")
     return all(hasattr(torch.ops.mkldnn, name) for name in names)
+
+
+def _packs_half(weight: Tensor) -> bool:
+    """Whether oneDNN multiplies matrices of bfloat16 on this processor, and this is one."""
+    is_supported = getattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", None)
+    return weight.dtype == torch.bfloat16 and is_supported is not None and bool(is_supported())
 
 
 def _pack(weight: Tensor) -> Tensor:
@@ -208,7 +241,7 @@ def weight_gradient(
     in_chunks = chosen_products().chunked_gradients and grads.size(0) >= _CHUNKS[-1]
     if precision is not None:
         gradient = (grads.to(precision).t() @ rows.to(precision)).to(grads.dtype)
-    elif in_chunks and _uses_onednn(grads):
+    elif in_chunks and grads.dtype == torch.float32 and _uses_onednn(grads):
         gradient = _in_chunks(grads, rows)
     else:
         return torch.mm(grads.t(), rows, out=out)
@@ -230,4 +263,7 @@ def _in_chunks(grads: Tensor, rows: Tensor) -> Tensor:
 
 def sum_rows(rows: Tensor) -> Tensor:
     """Sum rows by multiplying with ones, on CPUs twice as fast as ``sum``."""
-    return torch.mv(rows.t(), rows.new_ones(rows.size(0)))
+    ones = rows.new_ones(1, rows.size(0))
+    if rows.dtype == torch.bfloat16:
+        return torch.mm(ones, rows)[0].float()
+    return torch.mv(rows.t(), ones[0])

@@ -28,7 +28,7 @@ from pyg_dynbatch.kernels.blocks import (
     operand_of,
     sum_segments,
 )
-from pyg_dynbatch.kernels.native import NativeGates, NativeKernel, runs_at_once
+from pyg_dynbatch.kernels.native import NativeGates, NativeKernel, casting_pays_off, runs_at_once
 from pyg_dynbatch.kernels.products import RowProduct, sum_rows, weight_gradient
 
 
@@ -45,29 +45,46 @@ def tree_lstm(
 
     Arguments are as for ``RecursiveCell.run_schedule``; ``weights`` are the cell's
     ``weight_input``, ``weight_hidden`` and ``bias``, and ``dropout_mask`` factors of u, one row per
-    node. The precision of products is that of autocast, if it is enabled.
+    node. The precision of products is that of autocast, if it is enabled, or float32 where that is
+    faster than bfloat16.
     """
-    device = inputs.device.type
-    precision = None
-    if torch.is_autocast_enabled(device) and weights[2].dtype != torch.float64:
-        precision = torch.get_autocast_dtype(device)
+    precision = _precision_of_products(schedule, inputs, weights)
+    half = precision == torch.bfloat16 and weights[2].dtype == torch.float32
     keeps = torch.is_grad_enabled() and any(each.requires_grad for each in (inputs, *weights))
     plan = RunPlan.of(
         schedule,
         inputs,
         leaf_inverse=leaf_inverse,
         dropout_mask=dropout_mask,
-        precision=precision,
+        half=half,
+        precision=None if half else precision,
         level_order=level_order,
         keeps=keeps,
     )
-    _check_weights(plan, inputs, weights)
+    _check_weights(inputs, weights, plan, mixed=precision is not None)
+    if half:
+        # Once per run, as autocast would; autograd casts the gradients back.
+        inputs = inputs.to(torch.bfloat16)
+        weights = (*(weight.to(torch.bfloat16) for weight in weights[:2]), weights[2])
     inputs = inputs.contiguous()
     kernel = choose_kernel(plan, inputs, weights)
     if keeps:
         states: tuple[Tensor, Tensor] = _TreeLSTM.apply(plan, kernel, inputs, *weights)
         return states
     return _forward(plan, kernel, inputs, weights)[0]
+
+
+def _precision_of_products(
+    schedule: Levels, inputs: Tensor, weights: Sequence[Tensor]
+) -> torch.dtype | None:
+    """The dtype to which the operands of products are cast for autocast, if they are."""
+    device = inputs.device.type
+    if not torch.is_autocast_enabled(device) or weights[2].dtype == torch.float64:
+        return None
+    precision = torch.get_autocast_dtype(device)
+    if precision == torch.bfloat16 and not casting_pays_off(schedule, inputs, weights):
+        return None
+    return precision
 
 
 def in_gate_order(iou: Tensor, f: Tensor) -> Tensor:
@@ -78,7 +95,9 @@ def in_gate_order(iou: Tensor, f: Tensor) -> Tensor:
 
 def choose_kernel(plan: RunPlan, inputs: Tensor, weights: Sequence[Tensor]) -> Kernel:
     """Choose what runs a schedule, once per call."""
-    if not is_native(inputs):
+    # Under autocast, weights may have another dtype than the inputs. If all products are in half
+    # precision, states have the dtype of the bias.
+    if not is_native(*(weights[2:] if plan.half else (inputs, *weights))):
         return BlockKernel(TorchGates)
     return NativeKernel() if runs_at_once(plan, weights) else BlockKernel(NativeGates)
 
@@ -116,7 +135,7 @@ class _TreeLSTM(Function):
         grad_inputs = torch.empty_like(inputs) if needs_inputs else None
         grad_hidden = None
         with without_autocast(inputs):
-            incoming = StateGradients.of_results(plan, grad_h, grad_c, rows.memory)
+            incoming = StateGradients.of_results(plan, grad_h, grad_c, rows)
             grads, of_leaves = ctx.kernel.backward(plan, rows, weight_hidden, incoming)
             grad_weight, grad_bias = _input_gradients(
                 plan, grads, of_leaves, inputs, weight_input, grad_inputs
@@ -192,13 +211,15 @@ def _fold_forget(grads: Tensor, width: int) -> Tensor:
     return folded
 
 
-def _check_weights(plan: RunPlan, inputs: Tensor, weights: Sequence[Tensor]) -> None:
+def _check_weights(
+    inputs: Tensor, weights: Sequence[Tensor], plan: RunPlan, *, mixed: bool
+) -> None:
     """Check what kernels read by address: ``functional_call`` can replace any weight."""
     width = weights[2].size(0) // 4
     slots = 1 if plan.ragged else plan.arity
     shapes = (4 * width, inputs.size(1)), ((3 + slots) * width, slots * width), (4 * width,)
     for weight, shape in zip(weights, shapes, strict=True):
-        has_dtype = plan.precision is not None or weight.dtype == inputs.dtype
+        has_dtype = mixed or weight.dtype == inputs.dtype
         if weight.shape != shape or not has_dtype or weight.device != inputs.device:
             problem = "Tree-LSTM: a weight does not fit"
             expected = (

@@ -1,7 +1,7 @@
-/* The gates of fused Tree-LSTMs on CPUs: one pass over the rows of a block, float32.
+/* The gates of fused Tree-LSTMs on CPUs: one pass over the rows of a block, computed in float32.
 
-   A part of kernels.c. Rows are contiguous. Children of a node stand side by side, so sums over
-   them are the same at every run. */
+   A part of kernels.c. Rows are contiguous. A row of bfloat16 is computed in a copy in float32.
+   Children of a node stand side by side, so sums over them are the same at every run. */
 
 /* Rows times columns from which more threads than one are worth waking. */
 #define ENOUGH 16384
@@ -54,6 +54,78 @@ INLINE float tangent(float x)
     return size < 0.5f ? near : far;
 }
 
+INLINE void add(int64_t count, rows_t rows, given_t more)
+{
+#pragma omp simd
+    for (int64_t k = 0; k < count; k++)
+        rows[k] += more[k];
+}
+
+/* Rows of bfloat16. */
+
+typedef uint16_t *restrict half_rows_t;
+typedef const uint16_t *restrict given_half_t;
+
+INLINE float widened(uint16_t half)
+{
+    const uint32_t bits = (uint32_t)half << 16;
+    float x;
+    memcpy(&x, &bits, sizeof x);
+    return x;
+}
+
+/* The nearest number, of two the even one. What is no number stays none. */
+INLINE uint16_t narrowed(float x)
+{
+    uint32_t bits;
+    memcpy(&bits, &x, sizeof bits);
+    const uint32_t rounded = (bits + 0x7FFF + (bits >> 16 & 1)) >> 16;
+    return (uint16_t)(x == x ? rounded : 0x7FC0);
+}
+
+INLINE void widen(int64_t count, given_half_t from, rows_t to)
+{
+#pragma omp simd
+    for (int64_t k = 0; k < count; k++)
+        to[k] = widened(from[k]);
+}
+
+INLINE void narrow(int64_t count, given_t from, half_rows_t to)
+{
+#pragma omp simd
+    for (int64_t k = 0; k < count; k++)
+        to[k] = narrowed(from[k]);
+}
+
+INLINE void add_half(int64_t count, rows_t rows, given_half_t more)
+{
+#pragma omp simd
+    for (int64_t k = 0; k < count; k++)
+        rows[k] += widened(more[k]);
+}
+
+/* The number at a place of rows that are bfloat16 if `half`. */
+INLINE void *place_in(int64_t half, const void *rows, int64_t at)
+{
+    return (char *)rows + (half ? sizeof(uint16_t) : sizeof(float)) * at;
+}
+
+/* The numbers at a place in float32: themselves, or if `half` a copy in `room`. */
+INLINE float *read_row(int64_t half, void *place, int64_t count, float *room)
+{
+    if (!half)
+        return place;
+    widen(count, place, room);
+    return room;
+}
+
+/* Writes what was computed in `room`; what is float32 was computed in its place. */
+INLINE void write_row(int64_t half, const float *room, int64_t count, void *place)
+{
+    if (half)
+        narrow(count, room, place);
+}
+
 /* First child of a node of the block, counted from the block's first, and their end. */
 INLINE void children_of(const struct nodes *all, struct block at, int64_t row, int64_t *first,
                         int64_t *behind)
@@ -75,12 +147,13 @@ INLINE int64_t columns(const struct nodes *all)
 }
 
 /* The forget gate of a child: in the row of its node, or in one of its own. */
-INLINE float *forget_of(const struct nodes *all, float *rows, float *forget, int64_t row,
-                        int64_t child, int64_t first)
+INLINE void *forget_of(const struct nodes *all, struct gates gates, int64_t row, int64_t child,
+                       int64_t first)
 {
     if (all->arity < 0)
-        return forget + child * all->width;
-    return rows + row * columns(all) + (3 + child - first) * all->width;
+        return place_in(all->half, gates.forget, child * all->width);
+    const int64_t at = row * columns(all) + (3 + child - first) * all->width;
+    return place_in(all->half, gates.rows, at);
 }
 
 INLINE int worth(const struct nodes *all, struct block at, int threads)
@@ -88,37 +161,39 @@ INLINE int worth(const struct nodes *all, struct block at, int threads)
     return threads > 1 && at.size * all->width > ENOUGH;
 }
 
+/* Adds up the rows of the children of a node. */
+INLINE void sum_children(const struct nodes *all, const void *rows, int64_t first, int64_t behind,
+                         void *to)
+{
+    const int64_t width = all->width, half = all->half;
+    float room[half ? width : 1], *sum = half ? room : to;
+    memset(sum, 0, width * sizeof *sum);
+    for (int64_t child = first; child < behind; child++)
+        if (half)
+            add_half(width, sum, place_in(half, rows, child * width));
+        else
+            add(width, sum, place_in(half, rows, child * width));
+    write_row(half, room, width, to);
+}
+
 /* Copies h of the children of a block side by side, and adds them up where that is wanted. */
 static void gather(const struct nodes *all, struct block at, int threads)
 {
-    const int64_t width = all->width;
+    const int64_t width = all->width, half = all->half;
     const int64_t *index = all->index + at.edge;
-    float *out = all->gathered + at.edge * width;
+    const size_t row_size = (half ? sizeof(uint16_t) : sizeof(float)) * width;
+    void *out = place_in(half, all->gathered, at.edge * width);
     PARALLEL_FOR(worth(all, at, threads))
     for (int64_t row = 0; row < at.size; row++) {
         int64_t first, behind;
         children_of(all, at, row, &first, &behind);
         for (int64_t child = first; child < behind; child++)
-            memcpy(out + child * width, all->all_hidden + index[child] * width,
-                   width * sizeof *out);
-        if (all->sums) {
-            float *restrict sum = all->sums + (at.first + row) * width;
-            memset(sum, 0, width * sizeof *sum);
-            for (int64_t child = first; child < behind; child++) {
-                const float *restrict one = out + child * width;
-#pragma omp simd
-                for (int64_t k = 0; k < width; k++)
-                    sum[k] += one[k];
-            }
-        }
+            memcpy(place_in(half, out, child * width),
+                   place_in(half, all->all_hidden, index[child] * width), row_size);
+        if (all->sums)
+            sum_children(all, out, first, behind,
+                         place_in(half, all->sums, (at.first + row) * width));
     }
-}
-
-INLINE void add(int64_t count, rows_t rows, given_t more)
-{
-#pragma omp simd
-    for (int64_t k = 0; k < count; k++)
-        rows[k] += more[k];
 }
 
 INLINE void candidate_of(int64_t width, rows_t gates, given_t dropout_mask, rows_t memory)
@@ -160,26 +235,60 @@ INLINE void finish(int64_t width, given_t o, given_t memory, rows_t activated, r
     }
 }
 
-/* Activates the gates in place, and writes c, tanh(c) and h; the first rows have an input. */
-static void forward(const struct nodes *all, struct block at, float *gates, float *forget,
-                    const float *own, int64_t filled, int threads)
+/* The products at a place, in float32 where the gates will be or in `room`, with their bias. */
+INLINE float *with_bias(int64_t half, void *product, void *gates, int64_t count, const float *bias,
+                        float *room)
 {
-    const int64_t width = all->width;
-    const int64_t *index = all->index + at.edge;
+    float *row = read_row(half, product, count, room);
+    if (!half && product != gates)
+        row = memcpy(gates, product, count * sizeof *row);
+    if (bias)
+        add(count, row, bias);
+    return row;
+}
+
+/* Activates the gates of a node, and writes c, tanh(c) and h; `own` is W x if it has an input. */
+INLINE void forward_row(const struct nodes *all, struct block at, int64_t row,
+                        struct gates products, struct gates gates, void *own)
+{
+    const int64_t width = all->width, half = all->half, *index = all->index + at.edge;
+    const int64_t here = (at.first + row) * width, mine = row * columns(all);
+    float room[half ? 9 * width : 1], *of_forget = room + 3 * width;
+    float *c = all->memory + here, *h = all->hidden + here;
+    void *of_c = place_in(half, all->activated, here), *to = place_in(half, gates.rows, mine);
+    float *input = own ? read_row(half, own, 4 * width, room + 5 * width) : 0;
+    float *uio =
+        with_bias(half, place_in(half, products.rows, mine), to, 3 * width, all->bias, room);
+    if (input)
+        add(3 * width, uio, input);
+    candidate_of(width, uio, all->dropout_mask ? all->dropout_mask + here : 0, c);
+    int64_t first, behind;
+    children_of(all, at, row, &first, &behind);
+    for (int64_t child = first; child < behind; child++) {
+        void *to_forget = forget_of(all, gates, row, child, first);
+        float *forget = with_bias(half, forget_of(all, products, row, child, first), to_forget,
+                                  width, all->forget_bias, of_forget);
+        carry(width, forget, input ? input + 3 * width : 0, all->cells + index[child] * width, c);
+        write_row(half, forget, width, to_forget);
+    }
+    float *activated = half ? room + 4 * width : of_c;
+    finish(width, uio + 2 * width, c, activated, h);
+    write_row(half, uio, 3 * width, to);
+    write_row(half, activated, width, of_c);
+    if (half)
+        narrow(width, h, all->half_hidden + here);
+}
+
+/* Activates products to gates, and writes c, tanh(c) and h; the first rows have an input. Where
+   products and gates are the same rows, they are activated in place. */
+static void forward(const struct nodes *all, struct block at, struct gates products,
+                    struct gates gates, const void *own, int64_t filled, int threads)
+{
     PARALLEL_FOR(worth(all, at, threads))
     for (int64_t row = 0; row < at.size; row++) {
-        const int64_t here = (at.first + row) * width;
-        float *mine = gates + row * columns(all), *c = all->memory + here;
-        const float *input = own && row < filled ? own + row * 4 * width : 0;
-        if (input)
-            add(3 * width, mine, input);
-        candidate_of(width, mine, all->dropout_mask ? all->dropout_mask + here : 0, c);
-        int64_t first, behind;
-        children_of(all, at, row, &first, &behind);
-        for (int64_t child = first; child < behind; child++)
-            carry(width, forget_of(all, gates, forget, row, child, first),
-                  input ? input + 3 * width : 0, all->cells + index[child] * width, c);
-        finish(width, mine + 2 * width, c, all->activated + here, all->hidden + here);
+        const int has_input = own && row < filled;
+        void *input = has_input ? place_in(all->half, own, row * 4 * all->width) : 0;
+        forward_row(all, at, row, products, gates, input);
     }
 }
 
@@ -195,7 +304,10 @@ static void sum_equal(const struct incoming *given, const int64_t *cell, int64_t
             const int64_t from = (given->place ? given->place[leaf] : leaf) * width + start;
             const int64_t to = cell[leaf] * width + start;
             const float *of_h = given->outside_hidden, *of_c = given->outside_memory;
-            add(count, hidden + to, given->hidden + from);
+            if (given->half)
+                add_half(count, hidden + to, place_in(1, given->hidden, from));
+            else
+                add(count, hidden + to, place_in(0, given->hidden, from));
             add(count, memory + to, given->memory + from);
             if (of_h)
                 add(count, hidden + to, of_h + leaf * given->outside_hidden_row + start);
@@ -253,30 +365,47 @@ INLINE void down_to_products(int64_t width, given_t u, given_t i, given_t dropou
     }
 }
 
+/* Writes the gradients of the products of a node, and those of the children's memory. */
+INLINE void backward_row(const struct nodes *all, const struct incoming *given, struct block at,
+                         int64_t row, struct gates gates, struct gates grads, float *to_cells)
+{
+    const int64_t width = all->width, half = all->half, *index = all->index + at.edge;
+    const int64_t number = at.first + row, here = number * width, mine = row * columns(all);
+    const int64_t from = (given->place ? given->place[number] : number) * width;
+    const float *outside_h = given->outside_hidden, *outside_c = given->outside_memory;
+    float room[half ? 9 * width : 1], of_hidden[given->half ? width : 1];
+    void *to = place_in(half, grads.rows, mine);
+    const float *u = read_row(half, place_in(half, gates.rows, mine), 3 * width, room);
+    const float *i = u + width, *o = i + width;
+    float *to_u = half ? room + 3 * width : to, *to_i = to_u + width, *to_o = to_i + width;
+    const float *activated =
+        read_row(half, place_in(half, all->activated, here), width, room + 6 * width);
+    const float *of_h =
+        read_row(given->half, place_in(given->half, given->hidden, from), width, of_hidden);
+    down_to_memory(width, o, activated, of_h,
+                   outside_h ? outside_h + number * given->outside_hidden_row : 0,
+                   given->memory + from,
+                   outside_c ? outside_c + number * given->outside_memory_row : 0, to_o, to_i);
+    int64_t first, behind;
+    children_of(all, at, row, &first, &behind);
+    for (int64_t child = first; child < behind; child++) {
+        void *to_place = forget_of(all, grads, row, child, first);
+        const float *forget =
+            read_row(half, forget_of(all, gates, row, child, first), width, room + 7 * width);
+        float *to_forget = half ? room + 8 * width : to_place;
+        down_to_child(width, to_i, forget, all->cells + index[child] * width, to_forget,
+                      to_cells + child * width);
+        write_row(half, to_forget, width, to_place);
+    }
+    down_to_products(width, u, i, all->dropout_mask ? all->dropout_mask + here : 0, to_u, to_i);
+    write_row(half, to_u, 3 * width, to);
+}
+
 /* Writes the gradients of products, and those of the children's memory. */
 static void backward(const struct nodes *all, const struct incoming *given, struct block at,
-                     float *gates, float *forget, float *grads, float *to_forget, float *to_cells,
-                     int threads)
+                     struct gates gates, struct gates grads, float *to_cells, int threads)
 {
-    const int64_t width = all->width;
-    const int64_t *index = all->index + at.edge;
-    const float *of_h = given->outside_hidden, *of_c = given->outside_memory;
     PARALLEL_FOR(worth(all, at, threads))
-    for (int64_t row = 0; row < at.size; row++) {
-        const int64_t number = at.first + row, here = number * width;
-        const int64_t from = (given->place ? given->place[number] : number) * width;
-        const float *u = gates + row * columns(all), *i = u + width, *o = i + width;
-        float *to_u = grads + row * columns(all), *to_i = to_u + width, *to_o = to_i + width;
-        down_to_memory(width, o, all->activated + here, given->hidden + from,
-                       of_h ? of_h + number * given->outside_hidden_row : 0, given->memory + from,
-                       of_c ? of_c + number * given->outside_memory_row : 0, to_o, to_i);
-        int64_t first, behind;
-        children_of(all, at, row, &first, &behind);
-        for (int64_t child = first; child < behind; child++)
-            down_to_child(width, to_i, forget_of(all, gates, forget, row, child, first),
-                          all->cells + index[child] * width,
-                          forget_of(all, grads, to_forget, row, child, first),
-                          to_cells + child * width);
-        down_to_products(width, u, i, all->dropout_mask ? all->dropout_mask + here : 0, to_u, to_i);
-    }
+    for (int64_t row = 0; row < at.size; row++)
+        backward_row(all, given, at, row, gates, grads, to_cells);
 }

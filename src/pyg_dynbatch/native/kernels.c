@@ -113,7 +113,8 @@ static void forward_leaves(const struct run *r, int threads)
         /* A missing input is an input of zeros. */
         for (int64_t row = filled; row < size; row++)
             memcpy(gates + row * columns(&all), r->bias, columns(&all) * sizeof *gates);
-        forward(&all, (struct block){first, size, 0, 0}, gates, 0, 0, 0, threads);
+        const struct gates here = {gates, 0};
+        forward(&all, (struct block){first, size, 0, 0}, here, here, 0, 0, threads);
     }
     for (int64_t leaf = 0; r->leaf_of && leaf < r->leaves; leaf++) {
         const int64_t to = (1 + leaf) * width, from = r->leaf_of[leaf] * width;
@@ -178,7 +179,9 @@ static void forward_run(const struct run *r)
             if (ragged)
                 product(r, children, b.edges, width, r->weight_hidden + 3 * width * width,
                         forget_copy(r), r->bias + 3 * width, width, forget, threads);
-            forward(&all, b, gates, forget, r->own ? r->own + input * 4 * width : 0, mine, threads);
+            const struct gates here = {gates, forget};
+            const float *own = r->own ? r->own + input * 4 * width : 0;
+            forward(&all, b, here, here, own, mine, threads);
             first += b.size;
             filled -= mine;
             input += mine;
@@ -218,8 +221,9 @@ static void backward_run(const struct run *r)
             const int64_t row = b.first * columns(&all), child = b.edge * width;
             float *grads = r->grads + row, *to_hidden = r->to_hidden + child;
             float *to_forget = ragged ? r->to_forget + child : 0;
-            backward(&all, &above, b, r->gates + row, ragged ? r->forget + child : 0, grads,
-                     to_forget, r->to_memory + child, threads);
+            const struct gates gates = {r->gates + row, ragged ? r->forget + child : 0};
+            backward(&all, &above, b, gates, (struct gates){grads, to_forget}, r->to_memory + child,
+                     threads);
             product_back(grads, b.size, columns(&all), r->weight_hidden, r->aligned_hidden,
                          ragged ? width : r->arity * width, ragged ? r->to_sums : to_hidden,
                          threads);
@@ -235,7 +239,7 @@ static void backward_run(const struct run *r)
         sum_equal(given, r->leaf_of, r->leaves, width, (float *)of_cells->hidden,
                   (float *)of_cells->memory, threads);
     backward(&leaves, r->leaf_of ? of_cells : given, (struct block){0, r->cells, 0, 0},
-             r->leaf_gates, 0, r->leaf_grads, 0, 0, threads);
+             (struct gates){r->leaf_gates, 0}, (struct gates){r->leaf_grads, 0}, 0, threads);
 }
 
 #define JOINED(variant) variant##_kernels

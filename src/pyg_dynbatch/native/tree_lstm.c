@@ -68,20 +68,19 @@ static PyObject *use_variant(PyObject *module, PyObject *name)
 }
 
 static const struct field nodes_fields[] = {
-    FIELD(nodes, width),  FIELD(nodes, arity),     FIELD(nodes, hidden),
-    FIELD(nodes, memory), FIELD(nodes, activated), FIELD(nodes, dropout_mask),
-    FIELD(nodes, index),  FIELD(nodes, starts),    FIELD(nodes, all_hidden),
-    FIELD(nodes, cells),  FIELD(nodes, gathered),  FIELD(nodes, sums),
+    FIELD(nodes, width),       FIELD(nodes, arity),        FIELD(nodes, half),
+    FIELD(nodes, hidden),      FIELD(nodes, memory),       FIELD(nodes, activated),
+    FIELD(nodes, half_hidden), FIELD(nodes, dropout_mask), FIELD(nodes, bias),
+    FIELD(nodes, forget_bias), FIELD(nodes, index),        FIELD(nodes, starts),
+    FIELD(nodes, all_hidden),  FIELD(nodes, cells),        FIELD(nodes, gathered),
+    FIELD(nodes, sums),
 };
 
 static const struct field incoming_fields[] = {
-    FIELD(incoming, hidden),
-    FIELD(incoming, memory),
-    FIELD(incoming, place),
-    FIELD(incoming, outside_hidden),
-    FIELD(incoming, outside_hidden_row),
-    FIELD(incoming, outside_memory),
-    FIELD(incoming, outside_memory_row),
+    FIELD(incoming, half),           FIELD(incoming, hidden),
+    FIELD(incoming, memory),         FIELD(incoming, place),
+    FIELD(incoming, outside_hidden), FIELD(incoming, outside_hidden_row),
+    FIELD(incoming, outside_memory), FIELD(incoming, outside_memory_row),
 };
 
 static const struct field run_fields[] = {
@@ -160,15 +159,15 @@ MAKER(incoming)
 
 #define BLOCK_AT(place) ((struct block){a[place], a[place + 1], a[place + 2], a[place + 3]})
 #define POINTER(type, place) ((type *)(intptr_t)a[place])
+#define GATES_AT(place) ((struct gates){POINTER(void, place), POINTER(void, place + 1)})
 
 CALL(gather, 6, in_use->gather(POINTER(struct nodes, 0), BLOCK_AT(1), (int)a[5]))
-CALL(forward, 10,
-     in_use->forward(POINTER(struct nodes, 0), BLOCK_AT(1), POINTER(float, 5), POINTER(float, 6),
-                     POINTER(float, 7), a[8], (int)a[9]))
+CALL(forward, 12,
+     in_use->forward(POINTER(struct nodes, 0), BLOCK_AT(1), GATES_AT(5), GATES_AT(7),
+                     POINTER(void, 9), a[10], (int)a[11]))
 CALL(backward, 12,
      in_use->backward(POINTER(struct nodes, 0), POINTER(struct incoming, 1), BLOCK_AT(2),
-                      POINTER(float, 6), POINTER(float, 7), POINTER(float, 8), POINTER(float, 9),
-                      POINTER(float, 10), (int)a[11]))
+                      GATES_AT(6), GATES_AT(8), POINTER(float, 10), (int)a[11]))
 CALL(sum_equal, 7,
      in_use->sum_equal(POINTER(struct incoming, 0), POINTER(int64_t, 1), a[2], a[3],
                        POINTER(float, 4), POINTER(float, 5), (int)a[6]))
@@ -256,7 +255,8 @@ PyMethodDef tree_lstm_functions[] = {
     {"tree_lstm_nodes", KEYWORDS(make_nodes), "Make a `struct nodes` of tree_lstm.h."},
     {"tree_lstm_incoming", KEYWORDS(make_incoming), "Make a `struct incoming`."},
     {"tree_lstm_gather", POSITIONS(gather), "nodes, *block, threads"},
-    {"tree_lstm_forward", POSITIONS(forward), "nodes, *block, gates, forget, own, filled, threads"},
+    {"tree_lstm_forward", POSITIONS(forward),
+     "nodes, *block, products, their forget, gates, forget, own, filled, threads"},
     {"tree_lstm_backward", POSITIONS(backward),
      "nodes, incoming, *block, gates, forget, grads, to_forget, to_cells, threads"},
     {"tree_lstm_sum_equal", POSITIONS(sum_equal),

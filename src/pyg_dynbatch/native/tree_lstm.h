@@ -5,15 +5,29 @@
 
 #include <stdint.h>
 
-/* What all blocks of a pass share. Rows of nodes are counted by `first`, of children by `edge`. */
+/* What all blocks of a pass share. Rows of nodes are counted by `first`, of children by `edge`.
+
+   What products read and write is float32, or bfloat16 (the upper half of a float32) if `half`;
+   such rows are `void *`. All others are float32. */
 struct nodes {
     int64_t width;
     int64_t arity; /* Child places of a node; -1 for any number of children; 0 for leaves. */
-    float *hidden, *memory, *activated;
+    int64_t half;
+    float *hidden, *memory;
+    void *activated;
+    uint16_t *half_hidden; /* h once more if `half`, as `all_hidden` holds it. */
     const float *dropout_mask;
+    const float *bias, *forget_bias; /* What products of bfloat16 lack. */
     const int64_t *index, *starts;
-    const float *all_hidden, *cells; /* h and c of all nodes, to be read by `index`. */
-    float *gathered, *sums;
+    const void *all_hidden; /* h of all nodes, to be read by `index`. */
+    const float *cells;     /* So is c. */
+    void *gathered, *sums;
+};
+
+/* The gates of some nodes, or their gradients: one row per node, and with any number of children
+   one row per child. */
+struct gates {
+    void *rows, *forget;
 };
 
 /* Consecutive nodes of one level, and their children. */
@@ -23,8 +37,9 @@ struct block {
 
 /* The gradients of h and c of the nodes: what parents wrote, and what comes from outside. */
 struct incoming {
-    int64_t outside_hidden_row, outside_memory_row;
-    const float *hidden, *memory;
+    int64_t half, outside_hidden_row, outside_memory_row;
+    const void *hidden; /* float32, or bfloat16 if `half` */
+    const float *memory;
     const int64_t *place;
     const float *outside_hidden, *outside_memory;
 };
@@ -65,10 +80,10 @@ struct pair_layers {
 struct kernels {
     const char *name;
     void (*gather)(const struct nodes *, struct block, int);
-    void (*forward)(const struct nodes *, struct block, float *gates, float *forget,
-                    const float *own, int64_t filled, int);
-    void (*backward)(const struct nodes *, const struct incoming *, struct block, float *gates,
-                     float *forget, float *grads, float *to_forget, float *to_cells, int);
+    void (*forward)(const struct nodes *, struct block, struct gates products, struct gates gates,
+                    const void *own, int64_t filled, int);
+    void (*backward)(const struct nodes *, const struct incoming *, struct block,
+                     struct gates gates, struct gates grads, float *to_cells, int);
     void (*sum_equal)(const struct incoming *, const int64_t *cell, int64_t leaves, int64_t width,
                       float *hidden, float *memory, int);
     void (*forward_run)(const struct run *);

@@ -674,7 +674,8 @@ def pair_layers(
 
     ``own`` has one row per code, or per pair if not ``coded``. In inference alone, by C.
     """
-    sums: Tensor = _PairLayers.apply(pairs, coded, parts, own, *weights)
+    # Under autocast, linear maps return half precision, and C computes in single precision.
+    sums: Tensor = _PairLayers.apply(pairs, coded, in_single(parts), in_single(own), *weights)
     return sums
 
 
