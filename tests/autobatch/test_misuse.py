@@ -216,6 +216,11 @@ def assigned_to_result(m: Any, x: Any) -> Any:
     return y
 
 
+def packed_inside(m: Any, x: Any) -> Any:
+    sequence = torch.stack([m.part(x), x])
+    return nn.utils.rnn.pack_padded_sequence(sequence, torch.tensor([2]), batch_first=True).data
+
+
 def packed(m: Any, x: Any) -> Any:
     return m.gru(nn.utils.rnn.pack_sequence([x[:, None]]))[1]
 
@@ -320,6 +325,7 @@ REFUSED: dict[str, tuple[type[Exception], str, Function]] = {
     "script": (RuntimeError, "Lazy", lambda m, x: torch.jit.script(twice)(m.part(x))),
     "function": (TypeError, "Lazy", lambda m, x: Twice.apply(m.part(x))),
     "packed": (TypeError, "the sequence itself", packed),
+    "packed inside": (TypeError, "the sequence itself", packed_inside),
     "functional_call": (RuntimeError, "not among its arguments", with_computed_weights),
     "transform": (TypeError, "a transform of torch.func", gradient_of_outside),
     "types": (TypeError, "example 1", lambda m, x: m.part(x) if x is not ROWS[1] else 0.0),

@@ -314,17 +314,21 @@ class Session(Recorder):
             key.append((dict, *argument))
             return self._encode(list(argument.values()), key, reads, target, depth)
         elif isinstance(argument, PackedSequence):
-            what = f"autobatch: {name_of(target)} is given a packed sequence"
-            wanted = "a sequence [time, feature]: those of equal length run together"
-            hint = "give the layer the sequence itself"
-            got = "a PackedSequence"
-            raise mismatch(TypeError, what, wanted, got, where=self.where(), hint=hint)
+            raise self._packed(f"{name_of(target)} is given a packed sequence")
         elif isinstance(argument, tuple):  # a named tuple
             key.append(kind)
             return self._encode(tuple(argument), key, reads, target, depth)
         else:
             return False
         return True
+
+    def _packed(self, problem: str) -> Exception:
+        what = f"autobatch: {problem}"
+        expected = "a sequence [time, feature]; those of all lengths run together"
+        hint = "give the layer the sequence itself"
+        return mismatch(
+            TypeError, what, expected, "a PackedSequence", where=self.where(), hint=hint
+        )
 
     def _encode_tensor(
         self, tensor: Tensor, key: list[Any], reads: list[int], target: Any, depth: int
@@ -521,6 +525,8 @@ class Session(Recorder):
             expected = "a function of its content"
             hint = "new_zeros or zeros_like; torch.stack or torch.cat of what is filled in"
             raise mismatch(TypeError, what, expected, where=self.where(), hint=hint)
+        elif getattr(target, "__name__", "") == "_pack_padded_sequence":
+            raise self._packed("a sequence is packed inside of the model")
         elif kwargs.get("out") is not None:
             what = f"autobatch: {name_of(target)}(out=...) would change a tensor in place"
             hint = "use the tensor that the call returns"
