@@ -1,7 +1,9 @@
-"""Open a processed set of molecules, and load one epoch of batches from it.
+"""Open a processed set of molecules, and load epochs of batches, of small graphs beside PyG.
 
 The set holds copies of the molecules that come with RDKit, featurized once. Batches are shuffled,
-and read from the file that is mapped into memory, by the process that trains.
+and read from the file that is mapped into memory, by the process that trains. The small graphs are
+a list of plain ``Data`` with x, edge_index and y, loaded by our ``DataLoader``, which attaches a
+schedule, and by that of PyG.
 
 ``open`` is what a second start of a run pays.
 """
@@ -10,22 +12,28 @@ import sys
 import tempfile
 from argparse import Namespace
 from collections.abc import Iterator, Sequence
+from functools import partial
 from itertools import cycle, islice
 from pathlib import Path
 
 import torch
+from torch_geometric.data import Data
+from torch_geometric.loader import DataLoader as PyGDataLoader
 
 from benchmarks import bench
 from pyg_dynbatch.datasets import MoleculeFile
-from pyg_dynbatch.loader import MoleculeLoader
+from pyg_dynbatch.loader import DataLoader, MoleculeLoader
 from pyg_dynbatch.molecules.chemistry import rdkit_data_folder
 
 PHASES = ("open", "epoch")
+OURS = "DataLoader"
+PYG = "PyG's DataLoader"
 
 
 def add_options(parser: bench.Options) -> None:
     """Declare the options."""
     parser.count("--molecules", 20_000, "in the set (default: 20000)")
+    parser.count("--graphs", 6_000, "small graphs, loaded beside PyG (default: 6000)")
     parser.counts("--batch-sizes", [64], "(default: 64)")
     parser.common(repeats=3, seed=0)
 
@@ -46,6 +54,9 @@ def run(options: Namespace, device: torch.device) -> list[bench.Record]:
         records.append(bench.make_record(own, "data set", "process", watch.seconds["process"]))
         for batch_size in options.batch_sizes:
             records += _measure(file, folder, batch_size, options, common)
+    graphs = _small_graphs(options.graphs, options.seed)
+    for batch_size in options.batch_sizes:
+        records += _beside_pyg(graphs, batch_size, options.repeats)
     return records
 
 
@@ -79,8 +90,54 @@ def _measure(
         yield bench.make_record(own, "data set", phase, seconds)
 
 
+def _small_graphs(count: int, seed: int) -> list[Data]:
+    """Draw trees of 5 to 19 nodes, as a user of PyG writes them."""
+    generator = torch.Generator().manual_seed(seed)
+    graphs = []
+    for _ in range(count):
+        nodes = int(torch.randint(5, 20, (), generator=generator))
+        child = torch.arange(1, nodes)
+        parent = (torch.rand(nodes - 1, generator=generator) * child).long()
+        features = torch.randn(nodes, 8, generator=generator)
+        edges = torch.stack([child, parent])
+        graphs.append(Data(x=features, edge_index=edges, y=torch.zeros(1, dtype=torch.long)))
+    return graphs
+
+
+def _beside_pyg(graphs: list[Data], batch_size: int, repeats: int) -> Iterator[bench.Record]:
+    def epoch(kind: type[PyGDataLoader], lap: bench.Stopwatch) -> None:
+        for _ in kind(graphs, batch_size=batch_size):
+            pass
+        lap("epoch")
+
+    contenders: bench.Contenders = {
+        OURS: partial(epoch, DataLoader),
+        PYG: partial(epoch, PyGDataLoader),
+    }
+    rounds = bench.interleave(contenders, repeats=repeats, device=torch.device("cpu"))
+    common = {"case": f"small graphs, {batch_size}", "unit": "batches", "graphs": len(graphs)}
+    common["batch"] = -(-len(graphs) // batch_size)
+    phases = bench.phases("epoch")
+    yield from bench.phase_records(common, OURS, rounds, phases, PYG)
+    yield from bench.phase_records(common, PYG, rounds, phases)
+
+
 def report(records: Sequence[bench.Record]) -> Iterator[str]:
-    """Write one table."""
+    """Write a table of the molecules, and one of the small graphs."""
+    of_molecules = [record for record in records if "molecules" in record]
+    yield _table_of_molecules(of_molecules)
+    columns = {
+        "loader": "mode",
+        "case": "case",
+        "seconds": bench.cell("median_seconds", form=".3f"),
+        "batches/s": bench.cell("batches_per_second", form=",.0f"),
+        "x PyG": bench.cell("ratio", form=".2f"),
+    }
+    of_graphs = [record for record in records if "graphs" in record]
+    yield bench.table(f"epochs of {of_graphs[0]['graphs']:,} small graphs", of_graphs, columns)
+
+
+def _table_of_molecules(records: Sequence[bench.Record]) -> str:
     columns = {
         "case": "case",
         "phase": "phase",
@@ -93,7 +150,7 @@ def report(records: Sequence[bench.Record]) -> Iterator[str]:
     first = records[0]
     bytes_each = first["bytes"] / first["molecules"]
     title = f"data sets: {first['molecules']:,} molecules, {bytes_each:,.0f} bytes each"
-    yield bench.table(title, rows, columns)
+    return bench.table(title, rows, columns)
 
 
 def panels(records: Sequence[bench.Record]) -> Iterator[bench.Panel]:

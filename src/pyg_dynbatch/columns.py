@@ -1,6 +1,6 @@
 """Examples as one long column per field: the form of data sets, batches and processed files."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from copy import copy
 from functools import cache, partial
 from operator import itemgetter
@@ -19,7 +19,8 @@ from pyg_dynbatch.files import UNREADABLE, existing, write_atomically
 
 FORMAT = "pyg_dynbatch.columns.1"
 
-Column = Tensor | list[str]
+Column = Tensor | list[Any]
+"""The rows of all examples, or one value per example: a text, a number, a tensor without axes."""
 
 
 class Segments:
@@ -47,10 +48,12 @@ class Columns(Sequence[Data]):
     Args:
         kind: Class of the examples.
         nodes: Where the nodes of each example are.
-        fields: The columns: tensors, or a list with one text per example.
+        fields: The columns: tensors, or a list with one value per example.
         segments: Where the rows of each example are, for every column.
         numbers: Names of the columns with one whole number per example.
         facts: Plain values about all examples, such as the words of their tokens.
+        has_num_nodes: Whether the examples have a field ``num_nodes``. Without it PyG counts the
+            rows of ``x``, and a batch has none either.
 
     Example:
         >>> path = Data(edge_index=torch.tensor([[0], [1]]), num_nodes=2)
@@ -68,6 +71,7 @@ class Columns(Sequence[Data]):
         segments: Mapping[str, Segments],
         numbers: Collection[str] = (),
         facts: Mapping[str, Any] | None = None,
+        has_num_nodes: bool = True,
     ) -> None:
         self.kind = kind
         self.nodes = nodes
@@ -75,18 +79,22 @@ class Columns(Sequence[Data]):
         self.segments = dict(segments)
         self.numbers = frozenset(numbers)
         self.facts = dict(facts or {})
+        self.has_num_nodes = has_num_nodes
 
     @classmethod
     def of(cls, examples: Sequence[Any], excluded: Collection[str] = ()) -> "Columns | None":
         """Join at least one example; None if PyG must collate instead.
 
         PyG merges examples of several classes, examples that differ in their fields, dtypes or
-        widths, and fields that are neither dense tensors nor texts.
+        widths, and fields that are sparse, nested, or on another device.
         """
-        values_of = _values_by_field(examples, excluded)
-        if values_of is None:
+        values_of = _values_by_field(examples)
+        if values_of is None or _numbers_batches(values_of, excluded):
             return None
-        counts = values_of.pop("num_nodes")
+        counts = _node_counts(values_of)
+        if counts is None or "num_nodes" in excluded:
+            return None
+        has_num_nodes = values_of.pop("num_nodes", None) is not None
         nodes = Segments(counts)
         # Most fields have one row per node, edge or example, and then share their segments.
         known = {tuple(counts): nodes}
@@ -94,6 +102,9 @@ class Columns(Sequence[Data]):
         segments: dict[str, Segments] = {}
         numbers = set()
         for key, values in values_of.items():
+            # The plan of an earlier batch, which an example may carry, is of no use to this one.
+            if key in excluded or isinstance(values[0], MovablePlan):
+                continue
             column = _joined(key, values)
             if column is None:
                 return None
@@ -102,7 +113,8 @@ class Columns(Sequence[Data]):
             segments[key] = known.get(sizes) or known.setdefault(sizes, Segments(sizes))
             if isinstance(values[0], int):
                 numbers.add(key)
-        return cls(type(examples[0]), nodes, fields, segments, numbers)
+        kind = type(examples[0])
+        return cls(kind, nodes, fields, segments, numbers, has_num_nodes=has_num_nodes)
 
     @classmethod
     def joined(cls, parts: Sequence["Columns"]) -> "Columns":
@@ -115,13 +127,20 @@ class Columns(Sequence[Data]):
         for key, column in first.fields.items():
             pieces: list[Any] = [part.fields[key] for part in parts]
             if isinstance(column, list):
-                fields[key] = [text for piece in pieces for text in piece]
+                fields[key] = [value for piece in pieces for value in piece]
             else:
                 fields[key] = torch.cat(pieces, axis_of(key))
             rows = np.concatenate([part.segments[key].sizes for part in parts])
             segments[key] = known.setdefault(rows.tobytes(), Segments(rows))
         nodes = known[sizes.tobytes()]
-        return cls(first.kind, nodes, fields, segments, first.numbers, first.facts)
+        return first._of_same_form(nodes, fields, segments)
+
+    def _of_same_form(
+        self, nodes: Segments, fields: Mapping[str, Column], segments: Mapping[str, Segments]
+    ) -> "Columns":
+        return Columns(
+            self.kind, nodes, fields, segments, self.numbers, self.facts, self.has_num_nodes
+        )
 
     @property
     def sizes(self) -> list[int]:
@@ -138,6 +157,7 @@ class Columns(Sequence[Data]):
             "fields": self.fields,
             "numbers": sorted(self.numbers),
             "facts": self.facts,
+            "has_num_nodes": self.has_num_nodes,
         }
         write_atomically(path, partial(torch.save, content))
 
@@ -170,10 +190,18 @@ class Columns(Sequence[Data]):
             {key: distinct[number] for key, number in content["segments"].items()},
             content["numbers"],
             content["facts"],
+            content.get("has_num_nodes", True),
         )
 
-    def merged(self, excluded: Collection[str] = ()) -> Batch | None:
-        """Build the batch that ``Batch.from_data_list`` makes; None if PyG must collate instead."""
+    def merged(
+        self, excluded: Collection[str] = (), followed: Collection[str] = ()
+    ) -> Batch | None:
+        """Build the batch that ``Batch.from_data_list`` makes; None if PyG must collate instead.
+
+        Args:
+            excluded: Fields to leave out.
+            followed: Fields that get a vector of example numbers, and where each example begins.
+        """
         if "num_nodes" in excluded:
             return None
         nodes = self.nodes
@@ -196,9 +224,15 @@ class Columns(Sequence[Data]):
                 column = column + torch.from_numpy(nodes.starts[:-1].repeat(segments.sizes))
                 shifts[key] = starts[nodes][:-1]
             elif isinstance(column, list):
-                shifts[key] = None
+                column = _in_batch(column)
+                if isinstance(column, list):
+                    shifts[key] = None
             fields[key] = column
-        fields["num_nodes"] = int(nodes.starts[-1])
+            if key in followed:
+                fields[f"{key}_batch"] = torch.from_numpy(np.arange(count).repeat(segments.sizes))
+                fields[f"{key}_ptr"] = starts[segments]
+        if self.has_num_nodes:
+            fields["num_nodes"] = int(nodes.starts[-1])
         fields["batch"] = torch.from_numpy(np.arange(count).repeat(nodes.sizes))
         fields["ptr"] = starts[nodes]
         return _batch_of(self.kind, fields, nodes.sizes.tolist(), slices, shifts)
@@ -223,7 +257,8 @@ class Columns(Sequence[Data]):
                 segments = self.segments[key]
                 first = int(segments.starts[row])
                 example[key] = column.narrow(axis_of(key), first, int(segments.sizes[row]))
-        example.num_nodes = int(self.nodes.sizes[row])
+        if self.has_num_nodes:
+            example.num_nodes = int(self.nodes.sizes[row])
         return example
 
     def _taken(self, chosen: np.ndarray) -> "Columns":
@@ -237,7 +272,7 @@ class Columns(Sequence[Data]):
             for key, column in self.fields.items()
         }
         segments = {key: taken[each] for key, each in self.segments.items()}
-        return Columns(self.kind, taken[self.nodes], fields, segments, self.numbers, self.facts)
+        return self._of_same_form(taken[self.nodes], fields, segments)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({len(self)} examples, {self.nodes.starts[-1]} nodes)"
@@ -255,9 +290,11 @@ def _not_columns(path: str | Path, got: object) -> ValueError:
 def batch_of_one(example: Any, excluded: Collection[str] = ()) -> Batch | None:
     """Build the batch of a single example; None where :meth:`Columns.of` has to try."""
     values = example.to_dict()
-    nodes = values.pop("num_nodes", None)
-    if type(nodes) is not int or "num_nodes" in excluded:
+    counts = _node_counts({key: [value] for key, value in values.items()})
+    if counts is None or "num_nodes" in excluded or _numbers_batches(values, excluded):
         return None
+    nodes = counts[0]
+    has_num_nodes = values.pop("num_nodes", None) is not None
     fields: dict[str, Any] = {}
     slices: dict[str, Any] = {}
     shifts: dict[str, Any] = {}
@@ -270,15 +307,18 @@ def batch_of_one(example: Any, excluded: Collection[str] = ()) -> Batch | None:
         column: Any = torch.cat((value,), axis_of(key)) if is_plain(value) else None
         if column is None:
             column = _joined(key, [value])
-        if column is None or "batch" in key:
+        if column is None:
             return None
+        if isinstance(column, list):
+            column = _in_batch(column)
         size = 1 if isinstance(column, list) else column.shape[axis_of(key)]
         if size not in ends:
             ends[size] = torch.from_numpy(np.array([0, size], np.int64))
         fields[key] = column
         slices[key] = ends[size]
         shifts[key] = None if isinstance(column, list) else zero
-    fields["num_nodes"] = nodes
+    if has_num_nodes:
+        fields["num_nodes"] = nodes
     fields["batch"] = torch.zeros(nodes, dtype=torch.long)
     fields["ptr"] = ends[nodes]
     return _batch_of(type(example), fields, [nodes], slices, shifts)
@@ -291,7 +331,8 @@ def _batch_of(
     # Private names of PyG, as `Batch.from_data_list` sets them: there are no public ones.
     # Its way to set a field raises and catches an error, which takes a microsecond.
     batch.stores[0]._mapping = fields
-    batch.stores[0]._num_nodes = nodes
+    if "num_nodes" in fields:
+        batch.stores[0]._num_nodes = nodes
     batch._num_graphs = len(nodes)
     batch._slice_dict = slices
     batch._inc_dict = shifts
@@ -322,13 +363,14 @@ def is_shifted(key: str) -> bool:
 
 def is_plain(value: Any) -> bool:
     """Return whether a value is a dense tensor on the CPU that is not a scalar."""
-    plain = type(value) is Tensor and value.layout == torch.strided and value.is_cpu
-    return plain and value.dim() > 0
+    return _is_dense(value) and value.dim() > 0
 
 
-def _values_by_field(
-    examples: Sequence[Any], excluded: Collection[str]
-) -> dict[str, list[Any]] | None:
+def _is_dense(value: Any) -> bool:
+    return type(value) is Tensor and value.layout == torch.strided and value.is_cpu
+
+
+def _values_by_field(examples: Sequence[Any]) -> dict[str, list[Any]] | None:
     """List the values of each field over all examples; None if PyG must collate instead."""
     kind = type(examples[0])
     if not issubclass(kind, Data) or set(map(type, examples)) != {kind}:
@@ -339,29 +381,54 @@ def _values_by_field(
     if len(set(map(len, rows))) > 1:
         return None
     try:
-        listed = {key: list(map(itemgetter(key), rows)) for key in rows[0]}
+        return {key: list(map(itemgetter(key), rows)) for key in rows[0]}
     except KeyError:
         return None
-    values_of = {
-        key: values
-        for key, values in listed.items()
-        # The plan of an earlier batch, which an example may carry, is of no use to this one.
-        if key not in excluded and not isinstance(values[0], MovablePlan)
-    }
-    has_counts = set(map(type, values_of.get("num_nodes", ()))) == {int}
-    # Whatever has "batch" in its name, PyG numbers in its own way.
-    return values_of if has_counts and not any("batch" in key for key in values_of) else None
+
+
+def _numbers_batches(keys: Iterable[str], excluded: Collection[str]) -> bool:
+    """Return whether a field has "batch" in its name, which PyG numbers in its own way."""
+    return any("batch" in key and key not in excluded for key in keys)
+
+
+# Fields by which PyG counts the nodes of an example that has no `num_nodes`.
+_COUNTED = frozenset({"x", "feat", "pos", "node_type", "n_id"})
+
+
+def _node_counts(values_of: Mapping[str, list[Any]]) -> list[int] | None:
+    """Count the nodes of every example as PyG does; None where it guesses them from edges."""
+    if "num_nodes" in values_of:
+        counts = values_of["num_nodes"]
+        return counts if set(map(type, counts)) == {int} else None
+    for key, values in values_of.items():
+        if key in _COUNTED:
+            return list(map(len, values)) if all(map(is_plain, values)) else None
+    return None
 
 
 def _joined(key: str, values: list[Any]) -> Column | None:
     """Join one field; None if the values differ in dtype or width, or are not plain CPU tensors."""
     kinds = set(map(type, values))
-    if kinds == {str}:
-        return values
-    if kinds == {int}:
-        return None if is_shifted(key) else torch.tensor(values)
-    if kinds != {Tensor} or len({value.dtype for value in values}) > 1:
+    if kinds == {Tensor}:
+        return _joined_tensors(key, values)
+    if len(kinds) > 1 or is_shifted(key):
         return None
+    if kinds == {int}:
+        return torch.tensor(values)
+    return values if kinds <= {str, float} or all(map(_is_plain_list, values)) else None
+
+
+def _is_plain_list(value: Any) -> bool:
+    """Return whether a value is a list of texts and numbers, which PyG does not look into."""
+    return type(value) is list and set(map(type, value)) <= {str, int, float}
+
+
+def _joined_tensors(key: str, values: list[Tensor]) -> Column | None:
+    if len({value.dtype for value in values}) > 1:
+        return None
+    if not values[0].dim():
+        are_scalars = all(_is_dense(value) and not value.dim() for value in values)
+        return values if are_scalars and not is_shifted(key) else None
     try:
         column = torch.cat(values, axis_of(key))
     except RuntimeError:
@@ -373,8 +440,16 @@ def _joined(key: str, values: list[Any]) -> Column | None:
     return column if is_plain(column) else None
 
 
+def _in_batch(values: list[Any]) -> Column:
+    """Return one value per example in the form that they have in a batch."""
+    first = values[0] if values else None
+    if isinstance(first, float):
+        return torch.tensor(values)
+    return torch.stack(values) if isinstance(first, Tensor) else values
+
+
 def _sizes(key: str, values: list[Any]) -> tuple[int, ...]:
-    if not isinstance(values[0], Tensor):
+    if not isinstance(values[0], Tensor) or not values[0].dim():
         return (1,) * len(values)
     if values[0].dim() == 1:
         return tuple(map(Tensor.numel, values))

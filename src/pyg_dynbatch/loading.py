@@ -99,7 +99,7 @@ class PlanningCollater(PyGCollater, ABC):
                 hint="to_homogeneous(), or PyG's own DataLoader",
             )
         excluded = self.exclude_keys or ()
-        merged = None if self.follow_batch else _merged_columns(batch, excluded)
+        merged = _merged_columns(batch, excluded, self.follow_batch or ())
         if merged is None:
             if not isinstance(batch[0], Data):
                 return super().__call__(list(batch))
@@ -122,68 +122,75 @@ class PlanningCollater(PyGCollater, ABC):
         """Set the plan of a batch."""
 
 
-def _merged_columns(batch: Sequence[Any], excluded: Collection[str]) -> Batch | None:
+def _merged_columns(
+    batch: Sequence[Any], excluded: Collection[str], followed: Collection[str]
+) -> Batch | None:
     """Merge examples without an object for each; None if PyG must collate instead."""
     if isinstance(batch, Columns):
-        return batch.merged(excluded)
-    if len(batch) == 1 and isinstance(batch[0], Data):
+        return batch.merged(excluded, followed)
+    if len(batch) == 1 and isinstance(batch[0], Data) and not followed:
         merged = batch_of_one(batch[0], excluded)
         if merged is not None:
             return merged
     columns = Columns.of(batch, excluded)
-    return None if columns is None else columns.merged(excluded)
+    return None if columns is None else columns.merged(excluded, followed)
 
 
 def _check_same_fields(examples: Sequence[Data], excluded: Collection[str], name: str) -> None:
     """Check that all examples have the same fields, with equal dtypes and widths."""
-    first = examples[0]
-    fields = first.stores[0].items()
-    axes = {key: first.__cat_dim__(key, v) for key, v in fields if isinstance(v, Tensor)}
-    expected = _forms(first, axes, excluded)
-    for number, example in enumerate(examples):
-        found = _forms(example, axes, excluded)
-        if found == expected:
-            continue
-        where = f"example {number} of the batch"
-        if found.keys() != expected.keys():
-            missing = [f"no {key}" for key in sorted(expected.keys() - found.keys())]
-            further = [f"also {key}" for key in sorted(found.keys() - expected.keys())]
-            raise mismatch(
-                ValueError,
-                f"{name}: an example has other fields than the first of its batch",
-                ", ".join(sorted(expected)),
-                ", ".join(missing + further),
-                where=where,
-                hint="give all examples the same fields, or name the field in exclude_keys",
-            )
-        key = next(key for key in found if found[key] != expected[key])
-        problem = f"{name}: {key} has a different dtype or width than in the first example"
-        raise mismatch(
-            ValueError,
-            problem,
-            describe_value(first[key]),
-            describe_value(example[key]),
-            where=where,
-        )
+    rows = [_fields_of(example, excluded) for example in examples]
+    for number, row in enumerate(rows):
+        if row.keys() != rows[0].keys():
+            raise _other_fields(rows[0].keys(), row.keys(), name, number)
+    for key, value in rows[0].items():
+        axis = examples[0].__cat_dim__(key, value) if isinstance(value, Tensor) else None
+        forms = [_form(row[key], axis) for row in rows]
+        for number, form in enumerate(forms):
+            if form != forms[0]:
+                raise mismatch(
+                    ValueError,
+                    f"{name}: {key} has a different dtype or width than in the first example",
+                    describe_value(value),
+                    describe_value(rows[number][key]),
+                    where=f"example {number} of the batch",
+                )
 
 
-def _forms(example: Data, axes: Mapping[str, Any], excluded: Collection[str]) -> dict[str, Any]:
-    """Return what must agree between examples: per field the dtype and the axes not joined."""
-    forms: dict[str, Any] = {}
-    for key, value in example.stores[0].items():
-        axis = axes.get(key)
-        if key in excluded or isinstance(value, MovablePlan):
-            continue
-        if not isinstance(value, Tensor):
-            forms[key] = None
-        elif isinstance(axis, tuple):  # a sparse matrix, which PyG puts on the diagonal of a batch
-            forms[key] = value.dtype, value.layout
-        elif axis is None or not (shape := value.shape):
-            forms[key] = value.dtype, value.shape
-        else:
-            axis %= len(shape)
-            forms[key] = value.dtype, shape[:axis], shape[axis + 1 :]
-    return forms
+def _fields_of(example: Data, excluded: Collection[str]) -> dict[str, Any]:
+    """Return the fields of an example that a batch joins."""
+    return {
+        key: value
+        for key, value in example.to_dict().items()
+        if key not in excluded and not isinstance(value, MovablePlan)
+    }
+
+
+def _other_fields(
+    expected: Collection[str], found: Collection[str], name: str, number: int
+) -> ValueError:
+    missing = [f"no {key}" for key in sorted(set(expected).difference(found))]
+    further = [f"also {key}" for key in sorted(set(found).difference(expected))]
+    return mismatch(
+        ValueError,
+        f"{name}: an example has other fields than the first of its batch",
+        ", ".join(sorted(expected)),
+        ", ".join(missing + further),
+        where=f"example {number} of the batch",
+        hint="give all examples the same fields, or name the field in exclude_keys",
+    )
+
+
+def _form(value: Any, axis: Any) -> tuple[Any, ...]:
+    """Return what must agree between examples: the dtype and the axes that are not joined."""
+    if not isinstance(value, Tensor):
+        return ()
+    if isinstance(axis, tuple):  # a sparse matrix, which PyG puts on the diagonal of a batch
+        return value.dtype, value.layout
+    shape = value.shape
+    if axis is None or not shape:
+        return value.dtype, shape
+    axis %= len(shape)
+    return value.dtype, shape[:axis], shape[axis + 1 :]
 
 
 class PlanningLoader(PyGDataLoader):

@@ -30,7 +30,10 @@ SMOKE: dict[str, tuple[str, set[str]]] = {
         "--cases architectures --batch-sizes 3 --widths 4 --batches 1 --repeats 1",
         {"DAGNN", "masks"},
     ),
-    "data_sets": ("--molecules 100 --batch-sizes 16 --repeats 1", {"data set"}),
+    "data_sets": (
+        "--molecules 100 --graphs 20 --batch-sizes 16 --repeats 1",
+        {"data set", "DataLoader", "PyG's DataLoader"},
+    ),
     "decisions": (
         "--models spinn tree --sizes 3 --width 4 --longest 3 --repeats 1",
         {"plain loop", "batched, if and while", "batched, while_loop and cond"},

@@ -225,10 +225,14 @@ class Shifted(DynTreeData):
 
 
 OTHER_EXAMPLES = [
-    [Data(x=torch.zeros(1, 1))],
+    [Data(edge_index=torch.tensor([[0], [1]]))],  # the number of nodes is guessed
+    [Data(x=[1.0, 2.0])],
+    [Data(x=torch.zeros(1, 1), y=[torch.zeros(1)])],
+    [Data(x=torch.zeros(1, 1), y=1.0), Data(x=torch.zeros(1, 1), y=2)],
+    [Data(x=torch.zeros(1, 1), top_index=torch.tensor(0))],
+    [Data(x=torch.zeros(1, 1), y=torch.tensor(0)), Data(x=torch.zeros(1, 1), y=torch.zeros(1))],
     [Shifted(torch.empty(2, 0, dtype=torch.int64), num_nodes=1)],
     [chain_tree(2, mark_batch=torch.zeros(1))],
-    [chain_tree(2, target=torch.tensor(1.0))],
     [chain_tree(2), full(2)],
     [chain_tree(2, y=torch.zeros(2)), chain_tree(2, y=torch.zeros(2, dtype=torch.int64))],
     [chain_tree(2, x=torch.zeros(2, 1)), chain_tree(2, x=torch.zeros(2, 3))],
@@ -251,14 +255,46 @@ OWN_EXAMPLES = [
 ]
 
 
+def plain(nodes: int, **fields: Any) -> Data:
+    child = torch.arange(1, nodes)
+    return Data(x=torch.rand(nodes, 2), edge_index=torch.stack([child, child - 1]), **fields)
+
+
+OWN_EXAMPLES += [
+    [plain(3), plain(1), plain(2)],
+    [plain(3, y=0.1), plain(2, y=0.7)],
+    [plain(3, y=torch.tensor(4)), plain(2, y=torch.tensor(5))],
+    [plain(3, marks=[1, "a", 0.5]), plain(2, marks=[])],
+    [Data(pos=torch.rand(3, 2), y=torch.zeros(1)), Data(pos=torch.rand(1, 2), y=torch.ones(1))],
+]
+
+
 @pytest.mark.parametrize("examples", OWN_EXAMPLES)
 def test_own_classes_and_fields(examples: list[Data]) -> None:
     columns = Columns.of(examples)
     assert columns is not None
     for wanted, found in zip(examples, columns, strict=True):
         assert_same(wanted, found)
-    assert_same_batch(Batch.from_data_list(examples), columns.merged())
+    merged = columns.merged()
+    assert_same_batch(Batch.from_data_list(examples), merged)
     assert_same_batch(Batch.from_data_list(examples[:1]), batch_of_one(examples[0]))
+    for wanted, found in zip(
+        Batch.from_data_list(examples).to_data_list(), merged.to_data_list(), strict=True
+    ):
+        assert_same(wanted, found)
+    followed = list(examples[0].keys())
+    assert_same_batch(Batch.from_data_list(examples, followed), columns.merged((), followed))
+
+
+@pytest.mark.parametrize("examples", OWN_EXAMPLES)
+def test_own_classes_and_fields_are_saved(examples: list[Data], tmp_path: Path) -> None:
+    columns = Columns.of(examples)
+    assert columns is not None
+    columns.save(tmp_path / "columns.pt")
+    again = Columns.load(tmp_path / "columns.pt", type(examples[0]))
+    twice = Columns.joined([again[[1]], again])
+    for wanted, found in zip([examples[1], *examples], twice, strict=True):
+        assert_same(wanted, found)
 
 
 TREES = [DynTreeData(torch.tensor([[0, 1], [2, 2]]), num_nodes=3)] * 2
