@@ -2,22 +2,28 @@
 
 import gzip
 import hashlib
+import os
 import pickle
+import sys
 import urllib.request
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import suppress
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch_geometric.datasets import MoleculeNet as PyGMoleculeNet
+from tqdm import tqdm
 
 from pyg_dynbatch.columns import Columns
 from pyg_dynbatch.data import MoleculeFeaturizer, TableOptions
 from pyg_dynbatch.datasets import NCI, MoleculeDataset, MoleculeFile, MoleculeNet
 from pyg_dynbatch.loader import MoleculeLoader
-from pyg_dynbatch.molecules import datasets
+from pyg_dynbatch.molecules import datasets, processes
 from pyg_dynbatch.molecules.datasets import SHA256, table_of
 from tests.conftest import Server
 from tests.molecules.batches import assert_same
@@ -192,12 +198,75 @@ def test_a_run_that_was_killed_goes_on_after_its_last_part(tmp_path: Path, monke
     assert len(processed_files(tmp_path)) == 1
 
 
-def test_processes_do_what_one_does(tmp_path: Path, mixed: Path, monkeypatch) -> None:
+@pytest.mark.parametrize("count", [None, pytest.param(2, marks=pytest.mark.long)])
+def test_processes_do_what_one_does(count, tmp_path: Path, mixed: Path, monkeypatch) -> None:
     options: dict[str, Any] = {"target_columns": ["melts"], "bad": "skip", "featurizer": DESCRIBED}
-    one = MoleculeFile(mixed, **options)
+    one = MoleculeFile(mixed, processes=0, **options)
+    started = []
+    monkeypatch.setattr(processes, "ProcessPoolExecutor", recorded_pool(started))
+    monkeypatch.setattr(processes, "SECONDS_ALONE", 1e-6)
+    monkeypatch.setattr(processes, "_usable_processes", lambda: 2)
     monkeypatch.setattr(datasets, "RECORDS_PER_PART", 5)
-    several = MoleculeFile(mixed, tmp_path, num_workers=2, **options)
+    monkeypatch.setattr(datasets, "_CHUNK", 2)
+    several = MoleculeFile(mixed, tmp_path, processes=count, **options)
+    assert started == [2]
     assert_same_sets(several, one)
+
+
+def recorded_pool(started: list[int]) -> Any:
+    """Return a pool of processes that notes how many it starts."""
+
+    def pool(count: int, context: Any) -> ProcessPoolExecutor:
+        assert context.get_start_method() == "spawn"
+        started.append(count)
+        return ProcessPoolExecutor(count, context)
+
+    return pool
+
+
+def test_little_work_starts_no_process(mixed: Path, monkeypatch) -> None:
+    monkeypatch.setattr(processes, "ProcessPoolExecutor", None)
+    MoleculeFile(mixed, bad="skip")
+
+
+SCRIPTS = {
+    "import sys\n": True,
+    "if __name__ == '__main__':\n    main()\n": False,
+    None: False,  # typed at a prompt
+}
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_a_script_that_would_run_again_stays_alone(script, tmp_path: Path, monkeypatch) -> None:
+    main = ModuleType("__main__")
+    if script is not None:
+        (tmp_path / "main.py").write_text(script, "utf-8")
+        main.__file__ = str(tmp_path / "main.py")
+    monkeypatch.setitem(sys.modules, "__main__", main)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2})
+    if not SCRIPTS[script]:
+        assert processes._usable_processes() == 3
+        return
+    with pytest.warns(UserWarning, match="in one process"):
+        assert processes._usable_processes() == 0
+
+
+def test_the_bar_counts_what_is_done(tmp_path: Path, monkeypatch) -> None:
+    bars = []
+
+    def bar(**options: Any) -> tqdm:
+        bars.append(tqdm(**{**options, "disable": False}))
+        return bars[-1]
+
+    monkeypatch.setattr(datasets, "tqdm", bar)
+    monkeypatch.setattr(datasets, "RECORDS_PER_PART", 20)
+    path = molecule_csv(tmp_path)
+    # The first run ends after one part, and the second does the other one.
+    for done, run in ((20, Failing(20, KeyboardInterrupt())), (32, Failing(12, AssertionError()))):
+        monkeypatch.setattr(datasets, "featurized", run)
+        with suppress(KeyboardInterrupt):
+            MoleculeFile(path, tmp_path, target_columns=["first"])
+        assert (bars[-1].n, bars[-1].total) == (done, 32)
 
 
 def test_an_error_of_a_feature_says_where(tmp_path: Path, monkeypatch) -> None:

@@ -43,7 +43,9 @@ class MoleculeDataModule(DataModule):
         featurizer: Describes a molecule; None for ``MoleculeFeaturizer()``.
         batch_size: Molecules in a batch.
         max_size: The largest number of pairs of atoms in a batch, in place of ``batch_size``.
-        num_workers: Processes that load, and that featurize.
+        num_workers: Processes that load; 0 loads in the training process.
+        processes: Processes that featurize; by default one per core, if it takes more than two
+            seconds and the script has ``if __name__ == "__main__":``.
     """
 
     kind: PropertyKind
@@ -59,8 +61,10 @@ class MoleculeDataModule(DataModule):
         batch_size: int = 64,
         max_size: int | None = None,
         num_workers: int = 0,
+        processes: int | None = None,
     ) -> None:
         super().__init__(batch_size, max_size, num_workers)
+        self.processes = processes
         self.split = split
         self.pairs = pairs
         self.self_pairs = self_pairs
@@ -195,7 +199,7 @@ class NCIData(MoleculeDataModule):
 
     def load(self) -> NCI:
         """Return all molecules."""
-        return NCI(self.root, self.featurizer, num_workers=self.num_workers)
+        return NCI(self.root, self.featurizer, processes=self.processes)
 
 
 class MoleculeNetData(MoleculeDataModule):
@@ -238,7 +242,7 @@ class MoleculeNetData(MoleculeDataModule):
             self.featurizer,
             self.raw_dir,
             self.verify,
-            num_workers=self.num_workers,
+            processes=self.processes,
         )
 
 
@@ -287,7 +291,7 @@ class MoleculeFileData(MoleculeDataModule):
             self.kind,
             self.table,
             bad="skip",
-            num_workers=self.num_workers,
+            processes=self.processes,
         )
 
     def setup(self, stage: str) -> None:

@@ -6,13 +6,10 @@ import hashlib
 import math
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
 from dataclasses import asdict, replace
 from functools import partial
-from itertools import chain, islice
-from multiprocessing import get_context
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +27,7 @@ from pyg_dynbatch.molecules.chemistry import MoleculeError, rdkit_data_folder
 from pyg_dynbatch.molecules.data import MoleculeArrays, MoleculeData
 from pyg_dynbatch.molecules.featurizer import MoleculeFeaturizer
 from pyg_dynbatch.molecules.pair_table import PairTable
+from pyg_dynbatch.molecules.processes import Processes
 from pyg_dynbatch.molecules.read import BadMolecule, RawMolecule, TableOptions, read_molecules
 from pyg_dynbatch.molecules.schema import MoleculeSchema, PropertyKind
 
@@ -58,7 +56,8 @@ class MoleculeDataset(ColumnsDataset):
         bad: What to do with records whose text is not a molecule: ``"raise"`` an error at the first
             one, or ``"skip"`` and list them in ``errors``. A label that is not of its kind is an
             error in any case: binary ones are 0 or 1, classes whole numbers from 0.
-        num_workers: Processes that featurize; scripts need ``if __name__ == "__main__":``.
+        processes: How many processes featurize; by default one per core, if it takes more than two
+            seconds and the script has ``if __name__ == "__main__":``. 0 works in this one.
         **options: ``transform``, ``pre_transform`` and ``force_reload`` of PyG's data sets.
 
     Raises:
@@ -79,7 +78,7 @@ class MoleculeDataset(ColumnsDataset):
         *,
         featurizer: MoleculeFeaturizer | None = None,
         bad: str = "skip",
-        num_workers: int = 0,
+        processes: int | None = None,
         **options: Any,
     ) -> None:
         checked_choice(f"{type(self).__name__}: bad", bad, ("raise", "skip"))
@@ -87,7 +86,7 @@ class MoleculeDataset(ColumnsDataset):
         self.kind_of_targets: PropertyKind = kind_of_targets
         self.featurizer = featurizer or MoleculeFeaturizer()
         self._bad = bad
-        self._num_workers = num_workers
+        self._processes = processes
         content = {
             "format": _FORMAT,
             "targets": list(targets),
@@ -102,8 +101,10 @@ class MoleculeDataset(ColumnsDataset):
 
     def build(self) -> dict[str, Columns]:
         """Featurize all records in memory."""
-        with self._processes() as map_records:
-            parts = [self._featurized(records, map_records) for records in self._parts()]
+        with Processes(self._processes) as processes, self._progress() as progress:
+            parts = [
+                self._featurized(records, processes, progress) for records in self._parts(progress)
+            ]
         return {self.name: self._joined(parts)}
 
     def process(self) -> None:
@@ -115,41 +116,45 @@ class MoleculeDataset(ColumnsDataset):
             for file in folder.glob(f"{name}.part*"):
                 file.unlink()
         files: list[Path] = []
-        with self._processes() as map_records:
-            for records in self._parts():
+        with Processes(self._processes) as processes, self._progress() as progress:
+            for records in self._parts(progress):
                 file = folder / f"{name}.part{len(files)}of{RECORDS_PER_PART}"
-                if not file.is_file():
-                    self._featurized(records, map_records).save(file)
+                if file.is_file():
+                    progress.update(len(records))
+                else:
+                    self._featurized(records, processes, progress).save(file)
                 files.append(file)
         parts = [Columns.load(file, MoleculeData) for file in files]
         self._joined(parts).save(folder / name)
         for file in files:
             file.unlink(missing_ok=True)
 
-    @contextmanager
-    def _processes(self) -> Iterator[Any]:
-        """Yield ``map``, or that of several processes."""
-        if not self._num_workers:
-            yield map
-            return
-        # Not forked: a process copied from one that runs threads may hang.
-        with ProcessPoolExecutor(self._num_workers, get_context("spawn")) as pool:
-            yield pool.map
+    def _progress(self) -> tqdm:
+        """Return a bar of the molecules that are done, shown in a terminal only."""
+        return tqdm(desc=self.name, unit=" molecules", disable=None)
 
-    def _parts(self) -> Iterator[list[RawMolecule]]:
-        """Yield all records in lists."""
-        progress = tqdm(self.records(), desc=self.name, unit=" molecules", disable=None)
-        records = iter(progress)  # one iterator for all parts: closing it ends the reading
+    def _parts(self, progress: tqdm) -> Iterator[list[RawMolecule]]:
+        """Yield all records in lists; tell the bar their number once it is known."""
+        records = iter(self.records())  # one iterator for all parts: closing it ends the reading
+        count = 0
         while part := list(islice(records, RECORDS_PER_PART)):
+            count += len(part)
+            if len(part) < RECORDS_PER_PART:
+                progress.total = count
+                progress.refresh()
             yield part
 
-    def _featurized(self, records: Sequence[RawMolecule], map_records: Any) -> Columns:
+    def _featurized(
+        self, records: Sequence[RawMolecule], processes: Processes, progress: tqdm
+    ) -> Columns:
         # Without the other columns of the file, which would be sent to the processes.
         sent = [replace(record, extra={}, source=((), ())) for record in records]
         chunks = [sent[first : first + _CHUNK] for first in range(0, len(sent), _CHUNK)]
+        results: list[MoleculeArrays | BadMolecule] = []
         try:
-            found = map_records(partial(featurized, self.featurizer), chunks)
-            results = list(chain.from_iterable(found))
+            for chunk in processes.map(partial(featurized, self.featurizer), chunks):
+                results += chunk
+                progress.update(len(chunk))
         except BrokenProcessPool as error:
             problem = f"{type(self).__name__}: a process that featurized has died"
             hint = "start again, which with a root goes on after the parts that are finished"

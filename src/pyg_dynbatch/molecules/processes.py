@@ -1,0 +1,105 @@
+"""Work in this process at first, and in several where that takes longer."""
+
+import os
+import re
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from itertools import chain
+from multiprocessing import current_process, get_context
+from pathlib import Path
+from types import TracebackType
+from typing import TypeVar
+
+from pyg_dynbatch.core.errors import mismatch_text
+
+Chunk = TypeVar("Chunk")
+Result = TypeVar("Result")
+
+SECONDS_ALONE = 2.0
+"""About the time in which a process starts and imports torch and RDKit."""
+
+_GUARD = re.compile(r"""__name__\s*==\s*['"]__main__['"]""")
+
+
+class Processes:
+    """Apply a function to chunks of work, in this process or in several; end them on exit.
+
+    Args:
+        count: How many processes; 0 works in this one. None is one per core that may be used, for
+            work that takes more than two seconds, unless the script could not be imported by them.
+    """
+
+    def __init__(self, count: int | None) -> None:
+        self._count = count
+        self._seconds_alone = SECONDS_ALONE if count is None else 0.0
+        self._pool: ProcessPoolExecutor | None = None
+
+    def map(self, function: Callable[[Chunk], Result], chunks: Sequence[Chunk]) -> Iterator[Result]:
+        """Yield the results of all chunks in order, each as soon as it is there."""
+        waiting = iter(chunks)
+        for chunk in waiting:
+            if self._pool is None and self._seconds_alone <= 0:
+                self._start()
+            if self._pool is not None:
+                yield from self._pool.map(function, chain([chunk], waiting))
+                return
+            begin = time.monotonic()
+            result = function(chunk)
+            self._seconds_alone -= time.monotonic() - begin
+            yield result
+
+    def _start(self) -> None:
+        if self._count is None:
+            self._count = _usable_processes()
+        if self._count:
+            # Not forked: a process copied from one that runs threads may hang.
+            self._pool = ProcessPoolExecutor(self._count, get_context("spawn"))
+
+    def __enter__(self) -> "Processes":
+        """Start none yet."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """End the processes, after the chunks that they are working on."""
+        if self._pool is not None:
+            self._pool.shutdown(cancel_futures=True)
+
+
+def _usable_processes() -> int:
+    # A process of a loader may start none.
+    if current_process().daemon:
+        return 0
+    has_affinity = hasattr(os, "sched_getaffinity")  # not on every system
+    cores = len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1
+    if cores == 1:
+        return 0
+    if _runs_on_import():
+        text = mismatch_text(
+            "molecules are featurized in one process",
+            'a script with if __name__ == "__main__":, which others can import',
+            "one that would run again in every process",
+            hint="put what the script does below that line, or processes=0",
+        )
+        warnings.warn(text, stacklevel=2)
+        return 0
+    return cores
+
+
+def _runs_on_import() -> bool:
+    """Return whether the main module does its work when a new process imports it."""
+    path = getattr(sys.modules["__main__"], "__file__", None)
+    if path is None:  # typed at a prompt, or in a notebook: nothing is imported
+        return False
+    try:
+        text = Path(path).read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return True
+    return _GUARD.search(text) is None
