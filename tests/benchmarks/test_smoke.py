@@ -46,6 +46,7 @@ SMOKE: dict[str, tuple[str, set[str]]] = {
         "--steps 3 --batch 4 --units 6 --trees 10 --modes fused generic engine",
         {"fused", "generic", "engine"},
     ),
+    "gates": ("--cases gates --batch-sizes 3 --units 4 --repeats 1", {"eager", "compiled"}),
     "latency": (
         "--leaves 3 --units 4 --words 9 --calls 2 --repeats 1 --peers autobatch "
         "--batch-sizes 1 2 --molecules 4",
