@@ -1,7 +1,9 @@
 """Time and memory per node on growing forests: growth should be linear for every shape.
 
 A binary Tree-LSTM and its exponents of growth (1 = linear). A case of n nodes is a forest of equal
-trees of at most --tree-nodes nodes; a chain of 10,000 nodes is 10,000 levels deep.
+trees of at most --tree-nodes nodes; a chain of 10,000 nodes is 10,000 levels deep. With
+--batch-sizes the sizes are those of one tree, and every size is run in batches of each size, up to
+--most-nodes in all; growth is fitted along trees and along batches, each on its own.
 
 Modes are the ``fused`` and the ``generic`` layer on structures, and the ``engine`` on recordings.
 ``growth`` is the exponent of ``time = a * nodes ** exponent``, fitted to logarithms over all sizes
@@ -36,6 +38,8 @@ PHASES = bench.phases("schedule", "forward", "backward", train=bench.TRAIN)
 """The schedule is derived on the CPU, from edges or from recordings."""
 
 ALL_SIZES, LARGEST = "all sizes", "the two largest"
+FORESTS = "forests"
+"""What grows if the trees and their number do."""
 
 
 def add_options(parser: bench.Options) -> None:
@@ -45,6 +49,10 @@ def add_options(parser: bench.Options) -> None:
     text = "fused and generic layer on structures, engine on recordings"
     parser.choices("--modes", MODES, help=text)
     parser.count("--tree-nodes", 10**4, "largest tree (default: 10000)")
+    text = "trees in a batch; --sizes are then those of one tree"
+    parser.counts("--batch-sizes", None, text)
+    text = "the largest of these batches, in nodes (default: 4096000)"
+    parser.count("--most-nodes", 4_096_000, text)
     parser.count("--units", 16, "width (default: 16)")
     text = "run everything with each number of threads, for example 1 2; instead of --threads"
     parser.counts("--thread-counts", None, text)
@@ -122,10 +130,21 @@ def run(options: Namespace, device: torch.device) -> list[bench.Record]:
         with bench.thread_count(threads):
             for shape in options.shapes:
                 found: list[bench.Record] = []
-                for size in sorted(set(options.sizes)):
-                    found += _measure(options, Forest.of(shape, size, options.tree_nodes), device)
+                for forest in _forests(options, shape):
+                    found += _measure(options, forest, device)
                 records += [_relative(record, found) for record in found] + list(_growth(found))
     return [_with_gain(record, records) for record in records]
+
+
+def _forests(options: Namespace, shape: str) -> Iterator[Forest]:
+    """Yield all forests of a shape, with growing trees."""
+    for size in sorted(set(options.sizes)):
+        if not options.batch_sizes:
+            yield Forest.of(shape, size, options.tree_nodes)
+            continue
+        for trees in sorted(set(options.batch_sizes)):
+            if size * trees <= options.most_nodes:
+                yield Forest.of(shape, size * trees, size)
 
 
 def _measure(options: Namespace, forest: Forest, device: torch.device) -> list[bench.Record]:
@@ -141,7 +160,8 @@ def _measure(options: Namespace, forest: Forest, device: torch.device) -> list[b
     del wanted
     common = {"case": forest.shape, "batch": forest.trees, "nodes": forest.nodes}
     common |= {"steps": schedules[first].stats().steps, "units": options.units}
-    common |= {"threads": torch.get_num_threads()}
+    common |= {"threads": torch.get_num_threads(), "tree_nodes": forest.tree_nodes}
+    common["is_batch"] = bool(options.batch_sizes)
     contenders = {mode: partial(ways.timed, mode, schedules[mode]) for mode in options.modes}
     # The comparison was the warm-up.
     given: Any = {"repeats": options.repeats, "budget": options.budget, "warm_up": 0}
@@ -172,6 +192,17 @@ def _relative(record: bench.Record, records: Sequence[bench.Record]) -> bench.Re
 
 
 def _growth(records: Sequence[bench.Record]) -> Iterator[bench.Record]:
+    """Fit the exponents of growth: of forests, or of trees and of batches each on its own."""
+    if not records[0]["is_batch"]:
+        yield from _exponents(records, FORESTS)
+        return
+    for (trees,), mine in bench.grouped(records, "batch").items():
+        yield from _exponents(mine, f"trees, {trees:,} in a batch")
+    for (nodes,), mine in bench.grouped(records, "tree_nodes").items():
+        yield from _exponents(mine, f"batches of trees of {nodes:,} nodes")
+
+
+def _exponents(records: Sequence[bench.Record], grown: str) -> Iterator[bench.Record]:
     """Fit the exponents of growth, over all sizes and over the two largest."""
     for (mode, phase), mine in bench.grouped(records, "mode", "phase").items():
         points = [(r["nodes"], value) for r in mine if (value := _value(r))]
@@ -181,6 +212,7 @@ def _growth(records: Sequence[bench.Record]) -> Iterator[bench.Record]:
                 continue
             common = {key: mine[-1][key] for key in ("case", "batch", "units", "threads")}
             common |= {"fitted": name, "nodes_from": used[0][0], "nodes_to": used[-1][0]}
+            common["grown"] = grown
             to = "exponent of the nodes; 1 is linear"
             yield bench.make_record(common, mode, f"growth of {phase}", None, exponent, to)
 
@@ -190,7 +222,7 @@ def _with_gain(record: bench.Record, records: Sequence[bench.Record]) -> bench.R
     seconds = record["median_seconds"]
     if seconds is None:
         return record
-    where = {name: record[name] for name in ("case", "mode", "phase", "nodes")}
+    where = {name: record[name] for name in ("case", "mode", "phase", "nodes", "batch")}
     first = bench.find(records, **where)
     if first["threads"] == record["threads"]:
         return record
@@ -208,24 +240,33 @@ def report(records: Sequence[bench.Record]) -> Iterator[str]:
         fitted = [record for record in mine if "fitted" in record]
         measured = [record for record in mine if "fitted" not in record]
         columns = {
-            **{"shape": "case", "mode": "mode", "nodes": "nodes", "trees": "batch"},
+            **{"shape": "case", "mode": "mode", "nodes of a tree": "tree_nodes"},
+            **{"trees": "batch", "nodes": "nodes"},
             "steps": "steps",
             **bench.phase_cells(PHASES, "us/node", "seconds_per_node", ".2f", 1e6),
             "peak KiB/node": bench.cell("memory", "bytes_per_node", form=".2f", times=1 / 1024),
         }
         if any("gain" in record for record in measured):
             columns["train gain of threads"] = bench.cell("train", "gain", form=".2f")
-        yield from bench.tables(measured, ("units",), title, ("case", "mode", "nodes"), columns)
-        columns = {"shape": "case", "mode": "mode", "fitted on": "fitted"}
+        rows_by = ("case", "mode", "tree_nodes", "batch")
+        yield from bench.tables(measured, ("units",), title, rows_by, columns)
+        columns = {"shape": "case", "mode": "mode", "growth of": "grown", "fitted on": "fitted"}
         for phase in (*PHASES, "memory"):
             columns[phase] = bench.cell(f"growth of {phase}", "ratio", form=".3f")
-        rows = bench.grouped(fitted, "case", "mode", "fitted").values()
+        rows = bench.grouped(fitted, "case", "mode", "grown", "fitted").values()
         yield bench.table("growth", map(bench.by_phase, rows), columns)
 
 
 def panels(records: Sequence[bench.Record]) -> Iterator[bench.Panel]:
-    """Draw time and memory per node over the number of nodes."""
-    curve = "{case}, {mode}"
+    """Draw time and memory per node over the number of nodes, of a tree if batches are given."""
+    several_modes = len(bench.grouped(records, "mode")) > 1
+    curve = "{case}, {mode}" if several_modes else "{case}"
+    nodes = "nodes"
+    label_of_nodes = "nodes"
+    if records[0]["is_batch"]:
+        curve += ", batches of {batch:,}"
+        nodes = "tree_nodes"
+        label_of_nodes = "nodes of a tree"
     if len(bench.grouped(records, "threads")) > 1:
         curve += ", {threads} threads"
     for phase, field, label in (
@@ -233,7 +274,7 @@ def panels(records: Sequence[bench.Record]) -> Iterator[bench.Panel]:
         ("memory", "bytes_per_node", "bytes per node"),
     ):
         mine = [record for record in records if record["phase"] == phase]
-        yield bench.Panel(mine, curve, "nodes", field, ("nodes", label), log="xy")
+        yield bench.Panel(mine, curve, nodes, field, (label_of_nodes, label), log="xy")
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from torch.utils._pytree import tree_map
 
 from benchmarks import bench, blocks, peers, policies, scaling, sst, table1, tree_lstm, weave
 from pyg_dynbatch.nn import NaryTreeLSTM
+from tests.benchmarks.conftest import Run
 
 CPU = torch.device("cpu")
 
@@ -99,6 +100,21 @@ def test_threads_are_restored() -> None:
     few = "--shapes chain --batch-sizes 1 --batches 1 --threads 2"
     bench.main(policies, few.split())
     assert torch.get_num_threads() == before
+
+
+def test_trees_and_batches_grow_each_on_its_own(run: Run) -> None:
+    few = "--modes fused --shapes balanced --units 3 --repeats 1"
+    grid = "--sizes 7 14 --batch-sizes 2 1 --most-nodes 14"
+    records = run(scaling, *few.split(), *grid.split())
+    measured = bench.grouped((r for r in records if "grown" not in r), "tree_nodes", "batch")
+    assert list(measured) == [(7, 1), (7, 2), (14, 1)]
+    for (tree_nodes, trees), mine in measured.items():
+        assert {record["nodes"] for record in mine} == {tree_nodes * trees}
+    grown = {record["grown"] for record in records if "grown" in record}
+    assert grown == {"trees, 1 in a batch", "batches of trees of 7 nodes"}
+    of_time, _ = scaling.panels(records)
+    sizes = {curve: x for curve, (x, _) in of_time.curves().items()}
+    assert sizes == {"balanced, batches of 1": [7, 14], "balanced, batches of 2": [7]}
 
 
 WRONG_OPTIONS = [
