@@ -216,10 +216,10 @@ def test_processes_do_what_one_does(count, tmp_path: Path, mixed: Path, monkeypa
 def recorded_pool(started: list[int]) -> Any:
     """Return a pool of processes that notes how many it starts."""
 
-    def pool(count: int, context: Any) -> ProcessPoolExecutor:
+    def pool(count: int, context: Any, **options: Any) -> ProcessPoolExecutor:
         assert context.get_start_method() == "spawn"
         started.append(count)
-        return ProcessPoolExecutor(count, context)
+        return ProcessPoolExecutor(count, context, **options)
 
     return pool
 

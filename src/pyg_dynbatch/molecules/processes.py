@@ -3,12 +3,14 @@
 import os
 import re
 import sys
+import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from itertools import chain
-from multiprocessing import current_process, get_context
+from multiprocessing import current_process, get_context, parent_process
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from types import TracebackType
 from typing import TypeVar
@@ -56,7 +58,8 @@ class Processes:
             self._count = _usable_processes()
         if self._count:
             # Not forked: a process copied from one that runs threads may hang.
-            self._pool = ProcessPoolExecutor(self._count, get_context("spawn"))
+            context = get_context("spawn")
+            self._pool = ProcessPoolExecutor(self._count, context, initializer=_end_with_parent)
 
     def __enter__(self) -> "Processes":
         """Start none yet."""
@@ -71,6 +74,19 @@ class Processes:
         """End the processes, after the chunks that they are working on."""
         if self._pool is not None:
             self._pool.shutdown(cancel_futures=True)
+
+
+def _end_with_parent() -> None:
+    """Let this process end when the one that started it does, even if that one was killed."""
+    # Otherwise it would wait for work for ever.
+    parent = parent_process()
+    if parent is not None:
+        threading.Thread(target=_end_after, args=(parent,), daemon=True).start()
+
+
+def _end_after(parent: BaseProcess) -> None:
+    parent.join()
+    os._exit(1)
 
 
 def _usable_processes() -> int:
