@@ -7,7 +7,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import Future, ProcessPoolExecutor
 from itertools import chain
 from multiprocessing import current_process, get_context, parent_process
 from multiprocessing.process import BaseProcess
@@ -21,7 +21,7 @@ Chunk = TypeVar("Chunk")
 Result = TypeVar("Result")
 
 SECONDS_ALONE = 2.0
-"""About the time in which a process starts and imports torch and RDKit."""
+"""Work that takes less starts no process: each imports torch and RDKit, which takes longer."""
 
 _GUARD = re.compile(r"""__name__\s*==\s*['"]__main__['"]""")
 
@@ -31,13 +31,16 @@ class Processes:
 
     Args:
         count: How many processes; 0 works in this one. None is one per core that may be used, for
-            work that takes more than two seconds, unless the script could not be imported by them.
+            work that takes more than two seconds, unless the script could not be imported by them;
+            until the first is ready, this one goes on.
     """
 
     def __init__(self, count: int | None) -> None:
         self._count = count
+        self._works_meanwhile = count is None
         self._seconds_alone = SECONDS_ALONE if count is None else 0.0
         self._pool: ProcessPoolExecutor | None = None
+        self._started: list[Future[int]] = []
 
     def map(self, function: Callable[[Chunk], Result], chunks: Sequence[Chunk]) -> Iterator[Result]:
         """Yield the results of all chunks in order, each as soon as it is there."""
@@ -45,7 +48,7 @@ class Processes:
         for chunk in waiting:
             if self._pool is None and self._seconds_alone <= 0:
                 self._start()
-            if self._pool is not None:
+            if self._pool is not None and self._is_ready():
                 yield from self._pool.map(function, chain([chunk], waiting))
                 return
             begin = time.monotonic()
@@ -60,6 +63,11 @@ class Processes:
             # Not forked: a process copied from one that runs threads may hang.
             context = get_context("spawn")
             self._pool = ProcessPoolExecutor(self._count, context, initializer=_end_with_parent)
+            # As many calls start as many processes.
+            self._started = [self._pool.submit(os.getpid) for _ in range(self._count)]
+
+    def _is_ready(self) -> bool:
+        return not self._works_meanwhile or any(call.done() for call in self._started)
 
     def __enter__(self) -> "Processes":
         """Start none yet."""
@@ -71,9 +79,10 @@ class Processes:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """End the processes, after the chunks that they are working on."""
+        """Let the processes end, after the chunks that they are working on."""
         if self._pool is not None:
-            self._pool.shutdown(cancel_futures=True)
+            # One that is still starting is not waited for.
+            self._pool.shutdown(wait=False, cancel_futures=True)
 
 
 def _end_with_parent() -> None:
