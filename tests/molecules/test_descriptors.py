@@ -11,10 +11,8 @@ from rdkit import Chem, rdBase
 from rdkit.Chem import Descriptors, rdFingerprintGenerator
 
 from pyg_dynbatch.molecules import descriptors
-from pyg_dynbatch.molecules.chemistry import rdkit_data_folder
 from pyg_dynbatch.molecules.descriptors import MorganCounts, RDKitDescriptors
 from pyg_dynbatch.molecules.featurizer import MoleculeFeaturizer
-from pyg_dynbatch.molecules.rdkit_values import descriptor_functions
 from tests.molecules.own_features import GivenRow, MarkedCharge
 from tests.molecules.writings import ODD, fingerprint
 
@@ -46,36 +44,6 @@ def test_values_are_those_of_rdkit(name: str) -> None:
     assert np.isfinite(expected).sum() > 150
 
 
-def test_what_is_computed_once_changes_no_value() -> None:
-    """Every value is the double that RDKit's own function returns, in whichever order."""
-    own = dict(Descriptors.descList)
-    ours = descriptor_functions()
-    assert own.keys() == ours.keys()
-    changed = [name for name, function in own.items() if ours[name] is not function]
-    assert len(changed) > 60
-    lines = (rdkit_data_folder() / "NCI" / "first_200.props.sdf").read_text().split("$$$$\n")
-    blocks = [Chem.MolFromMolBlock(block) for block in lines[:-1:8]]
-    drawn = [Chem.MolFromSmiles(text, sanitize=False) for text in ODD.values()]
-    for mol in filter(None, [*blocks, *drawn]):
-        Chem.SanitizeMol(mol)
-        for names in (changed, changed[::-1]):
-            shared = Chem.Mol(mol)
-            expected = [value_of(own[name], Chem.Mol(mol)) for name in names]
-            found = [value_of(ours[name], shared) for name in names]
-            assert found == expected
-
-
-def value_of(function: Any, mol: Chem.Mol) -> str:
-    """Return all digits of a value; errors and what is not finite are one and the same."""
-    with rdBase.BlockLogs(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        try:
-            value = float(function(mol))
-        except (ValueError, ArithmeticError, RuntimeError):
-            value = np.nan
-    return repr(value) if np.isfinite(value) else "undefined"
-
-
 def test_chosen_descriptors_in_the_requested_order() -> None:
     row = RDKitDescriptors(FEW).row(Chem.MolFromSmiles("CCO"))
     np.testing.assert_allclose(row, [own_value(name, "CCO") for name in FEW], rtol=1e-6)
@@ -104,7 +72,7 @@ def raising(kind: type[BaseException]) -> Any:
 def functions(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """Descriptors of one's own making in the place of RDKit's."""
     found: dict[str, Any] = {}
-    monkeypatch.setattr(descriptors, "descriptor_functions", lambda: found)
+    monkeypatch.setattr(descriptors, "_functions", lambda: found)
     return found
 
 

@@ -2,7 +2,7 @@
 
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from difflib import get_close_matches
 from functools import cache
 from typing import Any
@@ -13,7 +13,6 @@ from jaxtyping import Float32
 from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.molecules.chemistry import Mol, rdkit_module
 from pyg_dynbatch.molecules.features import Rebuildable, check_names
-from pyg_dynbatch.molecules.rdkit_values import descriptor_functions
 
 # What RDKit raises where a descriptor is undefined: the maximum of nothing or the logarithm of 0
 # (ValueError, to which numpy's LinAlgError belongs), a division by zero or a number too large for
@@ -85,7 +84,7 @@ class RDKitDescriptors(MoleculeDescriptors):
     """
 
     def __init__(self, names: Sequence[str] | None = None) -> None:
-        known = descriptor_functions()
+        known = _functions()
         if names is None:
             names = [name for name in known if name not in ("Ipc", "AvgIpc")]
         for name in names:
@@ -105,7 +104,7 @@ class RDKitDescriptors(MoleculeDescriptors):
         values = np.full(len(self.names), np.nan)
         if not mol.GetNumAtoms():
             return finite_or_nan(values)
-        known = descriptor_functions()
+        known = _functions()
         with rdkit_module("rdBase").BlockLogs(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             for column, name in enumerate(self.names):
@@ -167,3 +166,9 @@ def _generator(radius: int, size: int, chirality: bool) -> Any:
     # Not an attribute of the part, because it cannot be pickled.
     module = rdkit_module("Chem.rdFingerprintGenerator")
     return module.GetMorganGenerator(radius=radius, fpSize=size, includeChirality=chirality)
+
+
+@cache
+def _functions() -> dict[str, Callable[[Mol], float]]:
+    # Not an attribute of the parts, because some of the functions cannot be pickled.
+    return dict(rdkit_module("Chem.Descriptors").descList)
