@@ -26,7 +26,7 @@ def flushed_subnormals() -> Iterator[None]:
     Example:
         >>> with flushed_subnormals():
         ...     total = (torch.full((3,), 1e-30) * 1e-10).sum()
-        >>> bool(total < 1e-39)
+        >>> bool(total < 1e-37)
         True
     """
     native = extension()
