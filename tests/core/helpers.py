@@ -20,6 +20,7 @@ from pyg_dynbatch.core import (
     TensorType,
     scheduling,
 )
+from pyg_dynbatch.core.native import extension
 
 SCALAR = TensorType(())
 VECTOR = TensorType((3,))
@@ -119,3 +120,13 @@ def tree_program(signature: Signature, shape: Any) -> Recording:
 
     recording.output(build(shape))
     return recording
+
+
+def has_float_modes() -> bool:
+    """Return whether subnormal numbers can be rounded to zero here; the mode stays as it is."""
+    native = extension()
+    if native is None:
+        return False
+    modes = native.flush_subnormals(1)
+    native.restore_subnormals(modes)
+    return bool(modes)

@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 
 from pyg_dynbatch import flushed_subnormals
-from pyg_dynbatch.core.native import extension
 from pyg_dynbatch.nn import ChildSumTreeLSTM
+from tests.core.helpers import has_float_modes
 
 pytestmark = pytest.mark.skipif(
-    extension() is None or not extension().flush_subnormals(1),
+    not has_float_modes(),
     reason="the C extension is off or missing, or this processor has no such mode",
 )
 

@@ -12,10 +12,10 @@ import torch.nn.functional as F
 from torch.optim import SGD, Adagrad
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from pyg_dynbatch.core.native import extension
 from pyg_dynbatch.lightning import Task, TreeFileData, VectorOptions
 from pyg_dynbatch.loader import DataLoader
 from pyg_dynbatch.model import evaluating
+from tests.core.helpers import has_float_modes
 from tests.training.conftest import Fitted
 from tests.training.helpers import (
     assert_equal_weights,
@@ -58,7 +58,7 @@ def test_training_step_does_not_wait_for_the_device(tmp_path: Path, cell: str) -
 
 def test_training_rounds_subnormal_numbers_to_zero(tmp_path: Path) -> None:
     """Values and gradients; afterwards the mode is what it was."""
-    if extension() is None or not extension().flush_subnormals(1):
+    if not has_float_modes():
         pytest.skip("the C extension is off or missing, or this processor has no such mode")
     torch.set_flush_denormal(False)
     data = tree_files(tmp_path)
