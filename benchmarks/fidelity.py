@@ -71,7 +71,7 @@ class Training:
             self.model.parameter_groups(), lr=0.05, initial_accumulator_value=0.1, eps=0.0
         )
         self.ways = Ways(self.model, optimizer)
-        self.ways.engines["engine"].to(device, dtype)
+        self.ways.engine.to(device, dtype)
         self.losses: list[float] = []
         self.seconds: list[float] = []
 

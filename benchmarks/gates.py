@@ -51,11 +51,8 @@ def run(options: Namespace, device: torch.device) -> list[bench.Record]:
 
 def _step_of(case: str, weights: Weights) -> Step:
     def step(rows: Tensor, left: Tensor, right: Tensor) -> Tensor:
-        if case == "gates":
-            states = weights.inner(rows, left, right, product=lambda product, *_: product)
-        else:
-            states = weights.inner(rows, left, right)
-        return torch.cat(states, 1)
+        compute = weights.gates if case == "gates" else weights.inner
+        return torch.cat(compute(rows, left, right), 1)
 
     return step
 

@@ -9,8 +9,7 @@ from torch import Tensor
 
 from benchmarks import bench
 from pyg_dynbatch.core.levels import Levels
-from pyg_dynbatch.kernels.blocks import BLOCK
-from pyg_dynbatch.kernels.products import Products, RowProduct, use_products
+from pyg_dynbatch.core.products import BLOCK, Products, RowProduct, use_products
 
 
 class Product(NamedTuple):

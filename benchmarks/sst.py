@@ -3,11 +3,11 @@
 A binary Tree-LSTM classifier in training and inference, and the share of time spent on collating.
 
 ``fused`` is the model itself, ``unshared`` computes every leaf, ``generic`` runs the cell level by
-level with ordinary autograd, ``engine`` runs recorded calls of two modules, ``linear`` the same
-with ``pyg_dynbatch.nn.linear``. ``bare`` are the matrix products alone, in preallocated memory;
-``bare, packed`` the same by oneDNN with packed matrices where that is faster. ``one by one`` is a
-loop over the nodes of a few trees, scaled. ``step`` adds the optimiser. ``fetch`` and ``collate``
-are measured in the same process; with loader workers, they run in parallel to the step.
+level, ``engine`` runs recorded calls of two modules. ``bare`` are the matrix products alone, in
+preallocated memory; ``bare, packed`` the same by oneDNN with packed matrices where that is faster.
+``one by one`` is a loop over the nodes of a few trees, scaled. ``step`` adds the optimiser.
+``fetch`` and ``collate`` are measured in the same process; with loader workers, they run in
+parallel to the step.
 """
 
 import random
@@ -25,7 +25,7 @@ from benchmarks.tree_lstm import PlainTree, Ways, make_ways
 from benchmarks.trees import CLASSES, sentiment_trees
 from pyg_dynbatch.trees.data import Collater
 
-MODES = ("fused", "unshared", "generic", "engine", "linear")
+MODES = ("fused", "unshared", "generic", "engine")
 PRECISIONS: dict[str, torch.dtype | None] = {"float32": None, "bfloat16": torch.bfloat16}
 """The dtype of autocast, if it is enabled."""
 PHASES = bench.phases(
@@ -42,10 +42,7 @@ def add_options(parser: bench.Options) -> None:
     parser.trees()
     parser.counts("--batch-sizes", [25, 100, 256])
     parser.counts("--units", [150, 300])
-    text = (
-        "unshared is fused with every leaf computed, even if words are equal; linear is engine "
-        "with nn.linear (default: all)"
-    )
+    text = "unshared is fused with every leaf computed, even if words are equal (default: all)"
     parser.choices("--modes", MODES, MODES, help=text)
     text = "bfloat16 also runs all modes under autocast, as a ratio to float32"
     parser.choices("--precision", PRECISIONS, ["float32"], help=text)

@@ -19,7 +19,6 @@ from pyg_dynbatch.core.recording import Recording
 from pyg_dynbatch.core.scheduling import schedule_recordings
 from pyg_dynbatch.core.steps import Steps
 from pyg_dynbatch.core.types import TensorType
-from pyg_dynbatch.kernels.linear import linear as nn_linear
 from pyg_dynbatch.nn.cell import NaryTreeLSTMCell, run_levels
 from pyg_dynbatch.nn.recursive import level_row
 from pyg_dynbatch.trees.data import Collater, DynTreeData
@@ -28,9 +27,6 @@ from pyg_dynbatch.trees.schema import TreeSchema
 
 State = tuple[Tensor, Tensor]
 """Hidden and memory rows."""
-
-Product = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""A linear map of rows, from a weight and a bias."""
 
 S = TypeVar("S")
 
@@ -60,25 +56,27 @@ class Weights(NamedTuple):
         both = torch.cat([cell.bias, cell.bias[own:]])
         return cls(cell.weight_input[:own], cell.bias[:own], cell.weight_hidden, both)
 
-    def leaves(self, rows: Tensor, product: Product = linear) -> State:
+    def leaves(self, rows: Tensor) -> State:
         """Compute the states of leaves from ``[..., feature]``."""
-        u, gates = product(rows, self.leaf, self.leaf_bias).split([self.width, 2 * self.width], -1)
+        u, gates = linear(rows, self.leaf, self.leaf_bias).split([self.width, 2 * self.width], -1)
         i, o = gates.sigmoid().chunk(2, -1)
         memory = i * u.tanh()
         return o * memory.tanh(), memory
 
-    def inner(
-        self, hidden: Tensor, left: Tensor, right: Tensor, product: Product = linear
-    ) -> State:
+    def inner(self, hidden: Tensor, left: Tensor, right: Tensor) -> State:
         """Compute inner nodes from the hidden rows of both children and their memory rows."""
-        u, gates = product(hidden, self.hidden, self.bias).split([self.width, 4 * self.width], -1)
+        return self.gates(linear(hidden, self.hidden, self.bias), left, right)
+
+    def gates(self, product: Tensor, left: Tensor, right: Tensor) -> State:
+        """Compute inner nodes from the product of a step and the memory rows of both children."""
+        u, gates = product.split([self.width, 4 * self.width], -1)
         i, o, f_left, f_right = gates.sigmoid().chunk(4, -1)
         memory = i * u.tanh() + f_left * left + f_right * right
         return o * memory.tanh(), memory
 
-    def join(self, left: State, right: State, *, product: Product = linear) -> State:
+    def join(self, left: State, right: State) -> State:
         """Compute inner nodes from the states of both children."""
-        return self.inner(torch.cat([left[0], right[0]], -1), left[1], right[1], product)
+        return self.inner(torch.cat([left[0], right[0]], -1), left[1], right[1])
 
     @property
     def width(self) -> int:
@@ -91,15 +89,15 @@ class Leaf(nn.Module):
 
     random = False
 
-    def __init__(self, cell: NaryTreeLSTMCell, product: Product = linear) -> None:
+    def __init__(self, cell: NaryTreeLSTMCell) -> None:
         super().__init__()
-        self.cell, self.product = cell, product
+        self.cell = cell
 
     def forward(
         self, x: Float[Tensor, "row feature"]
     ) -> tuple[Float[Tensor, "row hidden"], Float[Tensor, "row hidden"]]:
         """Compute batched rows."""
-        return Weights.of(self.cell).leaves(x, self.product)
+        return Weights.of(self.cell).leaves(x)
 
 
 class Pair(Leaf):
@@ -107,7 +105,7 @@ class Pair(Leaf):
 
     def forward(self, left: State, right: State) -> State:  # type: ignore[override]
         """Compute batched rows."""
-        return Weights.of(self.cell).join(left, right, product=self.product)
+        return Weights.of(self.cell).join(left, right)
 
 
 def node_states(
@@ -165,8 +163,7 @@ class Ways:
 
     ``fused`` is the model itself, which computes equal leaves once; ``unshared`` computes every
     leaf; ``generic`` runs the cell level by level with ordinary autograd; ``engine`` runs recorded
-    calls of two modules as a user would write them, without layers of this package, and ``linear``
-    the same with ``pyg_dynbatch.nn.linear``; both read the ``steps`` of a batch.
+    calls of two modules as a user would write them, and reads the ``steps`` of a batch.
     """
 
     def __init__(self, model: TreeClassifier, optimizer: torch.optim.Optimizer) -> None:
@@ -177,13 +174,10 @@ class Ways:
         self.row = row
         self.leaf = Signature("leaf", (row,), (state,), random=True)
         self.node = Signature("node", (state, state), (state,), random=True)
-        self.engines: dict[str, Engine] = {}
-        for mode, product in (("engine", linear), ("linear", nn_linear)):
-            operations = Operations()
-            operations.add(Leaf(cell, product), [row], [state], name="leaf", random=True)
-            both = [state, state]
-            operations.add(Pair(cell, product), both, [state], name="node", random=True)
-            self.engines[mode] = Engine(operations)
+        operations = Operations()
+        operations.add(Leaf(cell), [row], [state], name="leaf", random=True)
+        operations.add(Pair(cell), [state, state], [state], name="node", random=True)
+        self.engine = Engine(operations)
         self.loss = nn.CrossEntropyLoss(ignore_index=-1, reduction="sum")
 
     def steps_of(self, schedule: Levels) -> Steps:
@@ -213,7 +207,7 @@ class Ways:
         if mode == "generic":
             hidden = run_levels(model.encoder.layer.cell, schedule, inputs)[0]
         else:
-            hidden = self.engines[mode](batch.steps, {"input": inputs})["output"][0]
+            hidden = self.engine(batch.steps, {"input": inputs})["output"][0]
         return model.classifier(hidden)
 
     def train(

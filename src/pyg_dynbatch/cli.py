@@ -56,7 +56,7 @@ def _run(words: list[str]) -> int:
 def _print_version() -> None:
     """Print the version, and which native code runs."""
     from pyg_dynbatch.core.native import describe_native
-    from pyg_dynbatch.kernels.products import describe_products
+    from pyg_dynbatch.core.products import describe_products
 
     print(__version__)
     print(describe_native())

@@ -8,9 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from pyg_dynbatch.core import products
 from pyg_dynbatch.core.levels import Levels, schedule_structure
-from pyg_dynbatch.kernels import blocks, products
-from pyg_dynbatch.kernels.products import Products, RowProduct, use_products
+from pyg_dynbatch.core.products import Products, RowProduct, use_products
+from pyg_dynbatch.kernels import blocks
 from pyg_dynbatch.nn import ChildSumTreeLSTM, NaryTreeLSTM, RecursiveLayer
 from pyg_dynbatch.nn.cell import run_levels
 from pyg_dynbatch.nn.recursive import level_row

@@ -8,9 +8,9 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from pyg_dynbatch.core.native import NATIVE_SWITCH, is_native
+from pyg_dynbatch.core.products import Products, use_products
 from pyg_dynbatch.kernels.blocks import BlockKernel, RunPlan, TorchGates
 from pyg_dynbatch.kernels.native import NativeGates
-from pyg_dynbatch.kernels.products import Products, use_products
 from pyg_dynbatch.kernels.tree_lstm import choose_kernel
 from tests.kernels.fused import combs
 from tests.nn.recursion import make

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from pyg_dynbatch.core.levels import Levels, schedule_structure
 from pyg_dynbatch.core.native import is_native
-from pyg_dynbatch.kernels.products import MAKES, Products, use_products
+from pyg_dynbatch.core.products import MAKES, Products, use_products
 from pyg_dynbatch.nn import ChildSumTreeLSTM, NaryTreeLSTM, RecursiveLayer
 
 WIDTH = 6

@@ -10,8 +10,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
+from pyg_dynbatch.core import products
 from pyg_dynbatch.core.native import NATIVE_SWITCH, loaded_extension
-from pyg_dynbatch.kernels import blocks, products
+from pyg_dynbatch.core.products import MAKES, Products, RowProduct, use_products
+from pyg_dynbatch.kernels import blocks
 from pyg_dynbatch.kernels.blocks import (
     BlockKernel,
     Gates,
@@ -21,7 +23,6 @@ from pyg_dynbatch.kernels.blocks import (
     TorchGates,
 )
 from pyg_dynbatch.kernels.native import NativeGates
-from pyg_dynbatch.kernels.products import MAKES, Products, RowProduct, use_products
 from pyg_dynbatch.nn import NaryTreeLSTM
 from pyg_dynbatch.nn.cell import run_levels
 from tests.core.test_native import MUST_BUILD

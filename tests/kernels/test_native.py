@@ -13,8 +13,8 @@ from torch.func import functional_call
 
 from pyg_dynbatch.core.levels import Levels, schedule_structure
 from pyg_dynbatch.core.native import loaded_extension
+from pyg_dynbatch.core.products import MAKES, Products, use_products
 from pyg_dynbatch.kernels.native import NativeGates, NativeKernel
-from pyg_dynbatch.kernels.products import MAKES, Products, use_products
 from pyg_dynbatch.nn import NaryTreeLSTM, RecursiveLayer
 from tests.core.test_native import MUST_BUILD
 from tests.kernels.fused import (

@@ -12,8 +12,8 @@ from torch.autograd import Function, grad, gradcheck, gradgradcheck
 
 from pyg_dynbatch import schedule_structure
 from pyg_dynbatch.autobatch import programs
+from pyg_dynbatch.core import linear
 from pyg_dynbatch.core.row_buffer import GradientBuffer, RowBuffer, new_token
-from pyg_dynbatch.kernels import linear
 from pyg_dynbatch.nn import NaryTreeLSTM, WeaveStack, weave
 from pyg_dynbatch.nn.pairs import Pairs, order_relu, pair_sum
 from pyg_dynbatch.nn.readout import GaussianHistogramAggregation
@@ -62,14 +62,15 @@ def shared_weight() -> Case:
     def call(x: Tensor, weight: Tensor) -> Tensor:
         gradients = GradientBuffer()
         gradients.forms = ((weight.shape, weight.dtype, weight.device),)
-        return linear._Linear.apply(x, linear._Shared.apply(weight, gradients), None, gradients)
+        link = linear._Summed.apply(weight, gradients)
+        return linear._Linear.apply(x, weight, None, link, gradients)
 
     return call, rows((4, 3), (2, 3))
 
 
 def own_weight() -> Case:
     def call(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        return linear._Linear.apply(x, weight, bias, None)
+        return linear._Linear.apply(x, weight, bias, None, None)
 
     return call, rows((4, 3), (2, 3), (2,))
 
@@ -94,8 +95,8 @@ CASES: dict[str, Callable[[], Case]] = {
     "autobatch.programs._Merge": split_and_merged,
     "autobatch.programs._Split": split_and_merged,
     "core.row_buffer._Exchange": through_a_buffer,
-    "kernels.linear._Linear": own_weight,
-    "kernels.linear._Shared": shared_weight,
+    "core.linear._Linear": own_weight,
+    "core.linear._Summed": shared_weight,
     "kernels.tree_lstm._TreeLSTM": lambda: of_layer(NaryTreeLSTM(3, 2), EDGES),
     "nn.pairs._PairMap": lambda: (lambda x: pair_sum(x, PAIRS), rows((7, 2))),
     "nn.pairs._OrderReLU": lambda: (lambda x: order_relu(x, PAIRS), rows((4, 2))),
@@ -107,8 +108,6 @@ CASES: dict[str, Callable[[], Case]] = {
 
 REFUSED = {
     "core.row_buffer._Exchange": "Engine, through a schedule",
-    "kernels.linear._Linear": "Linear",
-    "kernels.linear._Shared": "Linear",
     "kernels.tree_lstm._TreeLSTM": "Engine, through a schedule",
     "nn.weave._Normalize": "CountedBatchNorm in training",
     "nn.weave._OverRanks": "CountedBatchNorm in training",

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from pyg_dynbatch.core.errors import describe_value, mismatch
+from pyg_dynbatch.core.linear import RunProducts
 from pyg_dynbatch.core.operation import (
     Operation,
     Operations,
@@ -281,8 +282,8 @@ class Run:
         self.pending: list[Write] = []
         self.token = torch.empty(0)  # on the device of the schedules, from the first on
         self.called: Operation | None = None  # by the current step, which errors are about
-        # What steps share: per weight, for the layers that use it; per type, rows on stacks.
-        self.shared: dict[Any, Any] = {}
+        self.products = RunProducts()
+        self.shared: dict[Any, Any] = {}  # by steps: per type, rows on stacks
         self._calls: dict[int, tuple[Signature, StepCall]] = {}  # by the identity of a signature
 
     def extend(self, schedule: Steps, inputs: Mapping[RowType | str, Any]) -> None:
@@ -357,7 +358,8 @@ class Run:
     ) -> list[Any]:
         """Call the operations of a step on rows that were read; return what is written."""
         call_of = partial(self._call_of, schedule.signatures)
-        return schedule.program_of(step).run(call_of, operands, size)
+        with self.products.of_step(self.token.device, size):
+            return schedule.program_of(step).run(call_of, operands, size)
 
     def _call_of(self, signatures: Sequence[Signature], number: int) -> StepCall:
         """Return what makes the calls of an operation; it is chosen once per run."""

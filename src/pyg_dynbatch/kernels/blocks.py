@@ -27,11 +27,8 @@ from torch import Tensor
 
 from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.core.levels import Levels
+from pyg_dynbatch.core.products import BLOCK, RowProduct
 from pyg_dynbatch.core.structure import array_of
-from pyg_dynbatch.kernels.products import HEIGHTS, RowProduct
-
-BLOCK = HEIGHTS[-1]
-"""Rows of one block on CPUs: their gates stay in the second-level cache."""
 
 # As a 0-d tensor, it makes -1 + 2x a single pass, and fits every device and dtype.
 _MINUS_ONE = torch.tensor(-1.0)

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from pyg_dynbatch.core.levels import Levels
 from pyg_dynbatch.core.native import is_native, loaded_extension
+from pyg_dynbatch.core.products import BLOCK, RowProduct, chosen_products
 from pyg_dynbatch.kernels.blocks import (
-    BLOCK,
     NO_ROWS,
     Gates,
     Kernel,
@@ -23,7 +23,6 @@ from pyg_dynbatch.kernels.blocks import (
     StateGradients,
     TorchGates,
 )
-from pyg_dynbatch.kernels.products import RowProduct, chosen_products
 
 # From this many rows on, products of aligned copies are faster by more than copying takes.
 _WORTH_COPYING = 16

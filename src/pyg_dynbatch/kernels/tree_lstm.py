@@ -15,6 +15,7 @@ from torch.autograd import Function
 from pyg_dynbatch.core.errors import describe_value, mismatch
 from pyg_dynbatch.core.levels import Levels
 from pyg_dynbatch.core.native import is_native
+from pyg_dynbatch.core.products import RowProduct, sum_rows, weight_gradient
 from pyg_dynbatch.core.row_buffer import check_backward
 from pyg_dynbatch.core.types import without_autocast
 from pyg_dynbatch.kernels.blocks import (
@@ -29,7 +30,6 @@ from pyg_dynbatch.kernels.blocks import (
     sum_segments,
 )
 from pyg_dynbatch.kernels.native import NativeGates, NativeKernel, casting_pays_off, runs_at_once
-from pyg_dynbatch.kernels.products import RowProduct, sum_rows, weight_gradient
 
 
 def tree_lstm(

@@ -2,7 +2,6 @@
 # fmt: off
 # isort: skip_file
 
-from pyg_dynbatch.kernels.linear import Linear, linear
 from pyg_dynbatch.nn.cell import (
     ChildSumTreeLSTMCell, NaryTreeLSTMCell, RecursiveCell, TreeGRUCell, TreeRNNCell,
 )
@@ -18,8 +17,8 @@ from pyg_dynbatch.nn.weave import CountedBatchNorm, WeaveConv, WeaveStack
 
 __all__ = [
     "DAGNN", "ChildSumTreeLSTM", "ChildSumTreeLSTMCell", "CountedBatchNorm", "DAGNNCell",
-    "DirectedStack", "GaussianHistogramAggregation", "Linear", "NaryTreeLSTM",
+    "DirectedStack", "GaussianHistogramAggregation", "NaryTreeLSTM",
     "NaryTreeLSTMCell", "Pairs", "RecursiveCell", "RecursiveLayer", "StandardizedInputs",
     "TopologicalConv", "TreeGRU", "TreeGRUCell", "TreeRNN", "TreeRNNCell", "WeaveConv",
-    "WeaveStack", "linear", "pair_sum",
+    "WeaveStack", "pair_sum",
 ]

@@ -16,6 +16,7 @@ from torch_geometric.nn.inits import reset
 
 from pyg_dynbatch.core.errors import checked_count, checked_range, count_or_none, mismatch
 from pyg_dynbatch.core.levels import Levels
+from pyg_dynbatch.core.linear import RunProducts
 from pyg_dynbatch.core.operation import calls_only
 from pyg_dynbatch.core.row_buffer import Pick, RowBuffer, new_token
 from pyg_dynbatch.core.types import RaggedRows, TensorType
@@ -557,13 +558,16 @@ def run_levels(
     arity = cell.arity
     num_leaves, *level_inputs = schedule.level_inputs or (0,)
     leaf_size, *level_sizes = schedule.level_sizes or (0,)
-    call = _calls_of(cell, inputs[num_leaves:], inputs, sum(level_inputs) < sum(level_sizes))
     leaves = inputs[:num_leaves]
     if leaf_size > num_leaves:
         # One row for each of them, so that dropout inside the cell is drawn for each.
         missing = inputs.new_zeros(leaf_size - num_leaves, cell.in_channels)
         leaves = torch.cat([leaves, missing])
-    states = call.leaf(leaves)
+    products = RunProducts()
+    with products.of_step(inputs.device, inputs.size(0)):
+        has_missing = sum(level_inputs) < sum(level_sizes)
+        call = _calls_of(cell, inputs[num_leaves:], inputs, has_missing)
+        states = call.leaf(leaves)
     buffer = RowBuffer(schedule.num_nodes + 1, zero_rows=1)
     buffer.allocate(states, stored_dtypes(states))
     token = buffer.write(new_token(inputs), 1, states)
@@ -584,7 +588,8 @@ def run_levels(
                 factors = weight[start:end, None]
                 states = tuple(part * factors for part in states)
             children = _as_children(arity, states, all_segments[start:end], size)
-            states = call.step(own[first : first + size], children)
+            with products.of_step(inputs.device, size):
+                states = call.step(own[first : first + size], children)
             token = buffer.write(token, row + first, states)
             start = end
         row += level_size

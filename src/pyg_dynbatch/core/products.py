@@ -15,6 +15,9 @@ HEIGHTS = (8, 16, 24, 32, 48, 64, 80, 96, 112, 128)
 """Numbers of rows for which oneDNN generates kernels; a kernel for every size of a level would
 take longer than the products, as generating one takes a millisecond."""
 
+BLOCK = HEIGHTS[-1]
+"""Rows of one block on CPUs: what is computed from them stays in the second-level cache."""
+
 # From here on packing a matrix may cost less than it saves.
 _LARGE_MATRIX = 2**17
 _MANY_ROWS = 1024

@@ -14,16 +14,15 @@ import torch
 from torch import Tensor, nn
 from torch_geometric.data import Data
 
-from pyg_dynbatch.core import Signature, Steps, TensorType, schedule_recordings
-from pyg_dynbatch.kernels import products
-from pyg_dynbatch.kernels.products import (
+from pyg_dynbatch.core import Signature, Steps, TensorType, products, schedule_recordings
+from pyg_dynbatch.core.products import (
     MAKES,
     Products,
     chosen_products,
     describe_products,
     use_products,
 )
-from pyg_dynbatch.nn import ChildSumTreeLSTM, Linear, NaryTreeLSTM, RecursiveLayer
+from pyg_dynbatch.nn import ChildSumTreeLSTM, NaryTreeLSTM, RecursiveLayer
 from pyg_dynbatch.nn.cell import run_levels
 from pyg_dynbatch.testing import recording_of_structure
 from tests.core.helpers import cell_engine
@@ -99,9 +98,9 @@ def test_trees_as_in_plain_torch(choice: Products, dtype: torch.dtype) -> None:
 
 
 class Node(nn.Module):
-    def __init__(self, make: type[nn.Linear]) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.mix = make(512, 256)
+        self.mix = nn.Linear(512, 256)
 
     def forward(self, x: Tensor, child: Tensor) -> Tensor:
         return torch.tanh(self.mix(torch.cat([x, child], 1)))
@@ -116,9 +115,9 @@ def chains(node: Signature) -> Steps:
     return schedule_recordings(recordings)
 
 
-def by_engine(make: type[nn.Linear], dtype: torch.dtype) -> list[Tensor]:
+def by_engine(dtype: torch.dtype) -> list[Tensor]:
     torch.manual_seed(0)
-    cell = Node(make)
+    cell = Node()
     row = TensorType((256,))
     inputs = torch.randn(861, 256).to(dtype).requires_grad_()
     engine, node = cell_engine(cell, row, 1, row)
@@ -133,8 +132,9 @@ def by_engine(make: type[nn.Linear], dtype: torch.dtype) -> list[Tensor]:
 @pytest.mark.parametrize("choice", CHOICES, ids=str)
 def test_linear_as_in_plain_torch(choice: Products, dtype: torch.dtype) -> None:
     with mock.patch.object(products, "_pack", wraps=products._pack) as pack, use_products(choice):
-        computed = by_engine(Linear, dtype)
-    assert_rounded(computed, by_engine(nn.Linear, torch.float64), ROUNDING[dtype])
+        computed = by_engine(dtype)
+    with use_products(Products()):
+        assert_rounded(computed, by_engine(torch.float64), ROUNDING[dtype])
     assert pack.called == (choice.packed and HAS_ONEDNN and dtype == torch.float32)
 
 
@@ -153,7 +153,7 @@ def digests() -> str:
 
 
 def test_two_processes_compute_the_same_numbers(tmp_path: Path) -> None:
-    code = "import torch; from tests.kernels.test_products import digests;"
+    code = "import torch; from tests.core.test_products import digests;"
     code += f"torch.set_num_threads({torch.get_num_threads()}); print(digests())"
     # Nothing that another process may have written decides.
     homes = {"HOME": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path)}
