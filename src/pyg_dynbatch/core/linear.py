@@ -42,7 +42,7 @@ class RunProducts(TorchFunctionMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.sums: dict[nn.Parameter, tuple[Tensor, GradientBuffer]] = {}
+        self.sums: dict[tuple[nn.Parameter, torch.dtype], tuple[Tensor, GradientBuffer]] = {}
 
     def of_step(self, device: torch.device, size: int) -> AbstractContextManager[object]:
         """Return the context of a step with this many rows."""
@@ -78,11 +78,12 @@ class RunProducts(TorchFunctionMode):
             return _product(rows, weight, bias)
         if not isinstance(weight, nn.Parameter) or not weight.requires_grad:
             return _Linear.apply(rows, weight, bias, None, None)
-        if weight not in self.sums:
+        key = weight, weight.dtype  # which a module may change within a run
+        if key not in self.sums:
             gradients = GradientBuffer()
             gradients.forms = ((weight.shape, weight.dtype, weight.device),)
-            self.sums[weight] = _Summed.apply(weight, gradients), gradients
-        return _Linear.apply(rows, weight, bias, *self.sums[weight])
+            self.sums[key] = _Summed.apply(weight, gradients), gradients
+        return _Linear.apply(rows, weight, bias, *self.sums[key])
 
 
 def _is_plain(rows: Tensor, weight: Tensor) -> bool:
@@ -147,13 +148,14 @@ class _Linear(Function):
         link: Tensor | None,
         gradients: GradientBuffer | None,
     ) -> Tensor:
-        ctx.save_for_backward(rows, weight)
+        # The numbers of the weight, too: it may get others by ``weight.data = ...``.
+        ctx.save_for_backward(rows, weight, weight.detach())
         ctx.gradients = gradients
         return _product(rows, weight, bias)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        rows, weight = ctx.saved_tensors
+        rows, weight, numbers = ctx.saved_tensors
         for_rows, for_weight, for_bias, *_ = ctx.needs_input_grad
         of_rows = of_weight = None
         if for_weight:
@@ -164,6 +166,6 @@ class _Linear(Function):
         if for_rows:
             # A backward pass that is itself recorded takes functions that autograd knows.
             recorded = torch.is_grad_enabled()
-            of_rows = gradient @ weight if recorded else _product(gradient, weight.t())
+            of_rows = gradient @ weight if recorded else _product(gradient, numbers.t())
         of_bias = gradient.sum(0) if for_bias else None
         return of_rows, of_weight, of_bias, None, None
