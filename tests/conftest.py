@@ -15,6 +15,8 @@ import pytest
 import torch
 from hypothesis import HealthCheck, is_hypothesis_test, settings
 
+from pyg_dynbatch.core import linear
+
 SAMPLES = Path(__file__).parent / "samples"
 
 # A command that runs in this process would change its memory settings for all later tests.
@@ -64,6 +66,13 @@ def pytest_collection_finish() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 20, 20)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _products_of_few_rows() -> None:
+    """Take the way of linear layers in steps of many rows for steps of few, which tests have."""
+    linear._ROWS_THAT_TRAIN = 0
+    linear._ROWS_THAT_PACK = 0
 
 
 @pytest.fixture(autouse=True)

@@ -19,12 +19,6 @@ from pyg_dynbatch.nn import RecursiveLayer, TreeRNNCell
 VECTOR = TensorType((3,))
 
 
-@pytest.fixture(autouse=True)
-def _steps_of_any_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(linear, "_ROWS_THAT_TRAIN", 0)
-    monkeypatch.setattr(linear, "_ROWS_THAT_PACK", 0)
-
-
 class Mix(nn.Module):
     """Uses one weight twice per call, and a part of another, on rows of two and three axes."""
 
