@@ -112,14 +112,14 @@ class Engine(nn.Module):
         name = signature.name
         if name not in self.operations:
             known = ", ".join(s.name for s in self.operations.signatures) or "none"
-            what = f"Engine: no operation is called {name!r}"
+            problem = f"Engine: no operation is called {name!r}"
             hint = "use this engine's signatures"
-            raise mismatch(LookupError, what, f"one of {known}", signature, hint=hint)
+            raise mismatch(LookupError, problem, f"one of {known}", signature, hint=hint)
         operation = self.operations[name]
         own = operation.signature
         if (own.inputs, own.outputs) != (signature.inputs, signature.outputs):
-            what = f"Engine: operation {name!r} has a different signature"
-            raise mismatch(TypeError, what, own, signature)
+            problem = f"Engine: operation {name!r} has a different signature"
+            raise mismatch(TypeError, problem, own, signature)
         return operation
 
     def no_rows(self, row_type: RowType) -> Rows:
@@ -143,6 +143,10 @@ class Engine(nn.Module):
         return f"Engine({', '.join(s.name for s in self.operations.signatures)})"
 
 
+Operand = Tensor | Rows | RaggedRows
+"""A value as modules take it: rows, those of each part of a tuple type, or all of many calls."""
+
+
 class StepCall:
     """Makes the calls of an operation within a step, and checks what it returns.
 
@@ -157,42 +161,42 @@ class StepCall:
         only_calls = calls_only(operation, forward=Operation.forward)
         self.function: Callable[..., Any] = operation.module if only_calls else operation
 
-    def __call__(self, arguments: Sequence[Any], size: int) -> Sequence[Any]:
+    def __call__(self, arguments: Sequence[Operand], size: int) -> Sequence[Any]:
         """Make as many calls as ``size`` says, and return all results."""
         return self._checked(self._called(arguments), size)
 
-    def _called(self, arguments: Sequence[Any]) -> Any:
+    def _called(self, arguments: Sequence[Operand]) -> object:
         """Call the operation; raise an error if it changes rows, which other calls also read."""
         # Tensors of inference mode, as a user's own may be, do not count in-place changes.
         counted = [] if torch.is_inference_mode_enabled() else self._tensors_in(arguments)
         versions = [tensor._version for tensor in counted]
         results = self.function(*arguments)
         if [tensor._version for tensor in counted] != versions:
-            what = f"Operation {self.signature.name!r}: its module changed an argument in place"
+            problem = f"Operation {self.signature.name!r}: its module changed an argument in place"
             got = "a layer with inplace=True, or a method such as add_()"
             hint = "inplace=False, or a clone: other calls read these rows too"
-            raise mismatch(RuntimeError, what, "unchanged rows", got, hint=hint)
+            raise mismatch(RuntimeError, problem, "unchanged rows", got, hint=hint)
         return results
 
-    def _tensors_in(self, arguments: Sequence[Any]) -> Sequence[Tensor]:
+    def _tensors_in(self, arguments: Sequence[Operand]) -> Sequence[Tensor]:
         tensors = list[Tensor]()
         for argument in arguments:
             rows = argument.rows if isinstance(argument, RaggedRows) else argument
             tensors += as_parts(rows)
         return tensors
 
-    def _checked(self, results: Any, size: int) -> list[Any]:
+    def _checked(self, results: object, size: int) -> Sequence[Operand]:
         """Check results against the signature, and convert them to the working precision."""
         outputs = self.signature.outputs
-        what = f"Operation {self.signature.name!r}: invalid results of its module"
+        problem = f"Operation {self.signature.name!r}: invalid results of its module"
         values = (results,) if len(outputs) == 1 else results
         if not isinstance(values, tuple) or len(values) != len(outputs):
             expected = f"{len(outputs)} results: {self.signature}"
             listed = values if isinstance(values, tuple) else (values,)
-            raise mismatch(TypeError, what, expected, ", ".join(map(describe_value, listed)))
+            raise mismatch(TypeError, problem, expected, ", ".join(map(describe_value, listed)))
         checked = []
         for value, row_type in zip(values, outputs, strict=True):
-            _check_rows(as_parts(value), parts_of(row_type), size, what)
+            _check_rows(as_parts(value), parts_of(row_type), size, problem)
             rows = self._in_working_precision(as_parts(value), row_type)
             checked.append(as_value(rows, row_type))
         return checked
@@ -202,9 +206,9 @@ class StepCall:
         for row, part in zip(rows, parts_of(row_type), strict=True):
             dtype = self.engine.working_dtype(part.dtype)
             if row.dtype == torch.float64 != dtype:
-                what = f"Operation {self.signature.name!r}: its results would be rounded"
+                problem = f"Operation {self.signature.name!r}: its results would be rounded"
                 hint = "float64 as the type of the result, or engine.double()"
-                raise mismatch(TypeError, what, dtype, row.dtype, hint=hint)
+                raise mismatch(TypeError, problem, dtype, row.dtype, hint=hint)
             converted.append(row.to(dtype))
         return tuple(converted)
 
@@ -217,19 +221,19 @@ class PlainCall(StepCall):
         outputs: Sequence[Any] = self.signature.outputs
         self.expected = [(part.shape, engine.working_dtype(part.dtype)) for part in outputs]
 
-    def __call__(self, arguments: Sequence[Any], size: int) -> Sequence[Any]:
+    def __call__(self, arguments: Sequence[Operand], size: int) -> Sequence[Any]:
         """Make as many calls as ``size`` says, and return all results."""
         results = self._called(arguments)
         values = (results,) if len(self.expected) == 1 else results
-        if self._are_as_expected(values, size):
+        if type(values) is tuple and self._are_as_expected(values, size):
             return values
         return self._checked(results, size)
 
     def _tensors_in(self, arguments: Sequence[Any]) -> Sequence[Tensor]:
         return arguments
 
-    def _are_as_expected(self, values: Any, size: int) -> bool:
-        if type(values) is not tuple or len(values) != len(self.expected):
+    def _are_as_expected(self, values: tuple[object, ...], size: int) -> bool:
+        if len(values) != len(self.expected):
             return False
         for value, (shape, dtype) in zip(values, self.expected, strict=True):
             if type(value) is not Tensor or value.dtype != dtype or value.shape != (size, *shape):
@@ -245,7 +249,7 @@ class FunctionCall(StepCall):
         self.function = function
         self.has_one_result = len(self.signature.outputs) == 1
 
-    def __call__(self, arguments: Sequence[Any], size: int) -> Sequence[Any]:
+    def __call__(self, arguments: Sequence[Operand], size: int) -> Sequence[Any]:
         """Make as many calls as ``size`` says, and return all results."""
         results = self.function(*arguments)
         return (results,) if self.has_one_result else results
@@ -338,19 +342,21 @@ class Run:
         for (buffer, first), rows in zip(step.results, results, strict=True):
             self.write(buffer, first, rows)
 
-    def write(self, buffer: int, first: int, rows: Any) -> None:
+    def write(self, buffer: int, first: int, rows: Tensor | Rows) -> None:
         """Keep the results of a step from a row of a buffer on."""
         self.pending.append(Write(self.buffers[buffer], first, as_parts(rows)))
 
-    def operands_of(self, schedule: Steps, step: Step) -> list[Any]:
+    def operands_of(self, schedule: Steps, step: Step) -> list[Operand]:
         """Read the arguments of a step, as modules take them."""
-        operands = list[Any]()
+        operands = list[Operand]()
         rows_read = self._exchange(self._reads(schedule.index, step.arguments))
         for read, rows in zip(step.arguments, rows_read, strict=True):
-            argument: Any = as_value(rows, schedule.buffers[read.buffer].row_type)
+            argument = as_value(rows, schedule.buffers[read.buffer].row_type)
             if read.segments >= 0:
-                argument = RaggedRows(argument, read.calls_in(schedule.index), step.size)
-            operands.append(argument)
+                calls = read.calls_in(schedule.index)
+                operands.append(RaggedRows(argument, calls, step.size))
+            else:
+                operands.append(argument)
         return operands
 
     def results_of(
@@ -445,7 +451,7 @@ def as_value(rows: Rows, row_type: RowType) -> Tensor | Rows:
     return rows if isinstance(row_type, tuple) else rows[0]
 
 
-def as_parts(value: Any) -> Rows:
+def as_parts(value: Tensor | Rows) -> Rows:
     """Return rows as buffers keep them: one tensor per part of their type."""
     return value if isinstance(value, tuple) else (value,)
 
@@ -461,30 +467,32 @@ def _input_rows(inputs: Mapping[RowType | str, Any], spec: BufferSpec) -> Rows |
         return None
     kind = describe(spec.row_type)
     if rows is None:
-        what = f"Engine: the inputs of type {kind} are missing"
+        problem = f"Engine: the inputs of type {kind} are missing"
         got = f"inputs for {', '.join(map(str, inputs)) or 'nothing'}"
         hint = f"engine(schedule, inputs={{{tag or '<row type>'!r}: rows}})"
-        raise mismatch(ValueError, what, f"{spec.inputs} rows", got, hint=hint)
+        raise mismatch(ValueError, problem, f"{spec.inputs} rows", got, hint=hint)
     parts = as_parts(rows)
     are_rows = all(isinstance(part, Tensor) and part.dim() > 0 for part in parts)
     if are_rows and any(part.size(0) != spec.inputs for part in parts):
-        what = f"Engine: wrong number of input rows of type {kind}"
-        raise mismatch(ValueError, what, spec.inputs, ", ".join(map(describe_value, parts)))
+        problem = f"Engine: wrong number of input rows of type {kind}"
+        raise mismatch(ValueError, problem, spec.inputs, ", ".join(map(describe_value, parts)))
     _check_rows(parts, types, spec.inputs, f"Engine: input rows of type {kind} do not fit")
     return parts
 
 
-def _check_rows(rows: Sequence[Any], types: Sequence[TensorType], size: int, what: str) -> None:
+def _check_rows(
+    rows: Sequence[object], types: Sequence[TensorType], size: int, problem: str
+) -> None:
     if len(rows) == len(types) and all(
         _fits(row, part, size) for row, part in zip(rows, types, strict=True)
     ):
         return
     expected = f"{size} rows of {describe(types[0] if len(types) == 1 else tuple(types))}"
     got = ", ".join(map(describe_value, rows))
-    raise mismatch(TypeError, what, expected, got, hint="one row per call, along the first axis")
+    raise mismatch(TypeError, problem, expected, got, hint="one row per call, along the first axis")
 
 
-def _fits(row: Any, part: TensorType, size: int) -> bool:
+def _fits(row: object, part: TensorType, size: int) -> bool:
     if not isinstance(row, Tensor) or row.shape != (size, *part.shape):
         return False
     # Half, single and double precision mix (autocast, .double()); other dtypes do not.
