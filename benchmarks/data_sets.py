@@ -36,6 +36,8 @@ def add_options(parser: bench.Options) -> None:
     parser.counts("--molecules", [20_000], "in a set (default: 20000)")
     parser.count("--graphs", 6_000, "small graphs, loaded beside PyG (default: 6000)")
     parser.counts("--batch-sizes", [64], "(default: 64)")
+    text = "keep processed sets here, for later runs, which open them; by default they are deleted"
+    parser.add_argument("--root", type=Path, metavar="FOLDER", help=text)
     parser.common(repeats=3, seed=0)
 
 
@@ -52,19 +54,30 @@ def run(options: Namespace, device: torch.device) -> list[bench.Record]:
 
 def _of_molecules(count: int, options: Namespace) -> list[bench.Record]:
     """Process a set once, then open and read it in every round."""
+    if options.root is not None:
+        folder = options.root / f"{count}_molecules"
+        folder.mkdir(parents=True, exist_ok=True)
+        return _in_folder(folder, count, options)
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        file = folder / "molecules.smi"
+        return _in_folder(Path(name), count, options)
+
+
+def _in_folder(folder: Path, count: int, options: Namespace) -> list[bench.Record]:
+    records: list[bench.Record] = []
+    is_processed = any(folder.glob("processed/*.pt"))
+    file = folder / "molecules.smi"
+    if not file.exists():
         file.write_text("".join(_lines(count)), encoding="utf-8")
-        watch = bench.Stopwatch(torch.device("cpu"))
-        dataset = MoleculeFile(file, folder, bad="skip")
-        watch("process")
-        size = sum(path.stat().st_size for path in folder.glob("processed/*.pt"))
-        common = {"unit": "batches", "molecules": len(dataset), "bytes": size}
+    watch = bench.Stopwatch(torch.device("cpu"))
+    dataset = MoleculeFile(file, folder, bad="skip")
+    watch("process")
+    size = sum(path.stat().st_size for path in folder.glob("processed/*.pt"))
+    common = {"unit": "batches", "molecules": len(dataset), "bytes": size}
+    if not is_processed:
         own = {**common, "case": "all", "batch": 1, "repeats": 1}
-        records = [bench.make_record(own, "data set", "process", watch.seconds["process"])]
-        for batch_size in options.batch_sizes:
-            records += _measure(file, folder, batch_size, options, common)
+        records.append(bench.make_record(own, "data set", "process", watch.seconds["process"]))
+    for batch_size in options.batch_sizes:
+        records += _measure(file, folder, batch_size, options, common)
     return records
 
 
