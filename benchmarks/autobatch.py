@@ -101,7 +101,7 @@ class Recorded(peers.AutoBatch):
         lap.skip()
         session = record(self.batched, examples)
         lap("record")
-        session.plan(wanted=np.zeros(0, dtype=np.int64))
+        session.plan(read_later=np.zeros(0, dtype=np.int64))
         lap("schedule")
 
 
@@ -272,7 +272,7 @@ def run_calls(options: Namespace, device: torch.device) -> Iterator[bench.Record
     def run(model: AutoBatch, lap: bench.Stopwatch) -> None:
         session = record(model, examples)
         lap("record")
-        session.plan(wanted=np.zeros(0, dtype=np.int64))
+        session.plan(read_later=np.zeros(0, dtype=np.int64))
         lap("plan")
 
     def read(model: AutoBatch, lap: bench.Stopwatch) -> None:

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from torch import Tensor
+from torch.utils._pytree import TreeSpec
 
 from pyg_dynbatch.core.native import extension
 
@@ -18,11 +19,15 @@ _ATOMS = {int, str, bytes, type(None)}
 _NUMBERS = {float, complex, bool}  # which may equal an integer
 
 
+ExampleKey = tuple[object, ...] | bytes
+"""The structure of an example; bytes if C has found it."""
+
+
 class Example(NamedTuple):
     """An example, its structure, and the tensors among its arguments."""
 
-    value: Any
-    key: tuple[Any, ...] | bytes | None = None  # None if it has no structure
+    value: object
+    key: "ExampleKey | None" = None  # None if it has no structure
     tensors: Sequence[Tensor] = ()
     problem: str = ""  # why it has none
 
@@ -34,16 +39,16 @@ class Example(NamedTuple):
         return 2 * len(self.key or ())
 
 
-def example_of(value: Any) -> Example:
+def example_of(value: object) -> Example:
     """Find the structure of an example, as :func:`structure_of` defines it; mostly in C."""
-    found = None if _structure is None else _structure(value)
-    return structure_of(value) if found is None else Example(value, *found)
+    key_and_tensors = None if _structure is None else _structure(value)
+    return structure_of(value) if key_and_tensors is None else Example(value, *key_and_tensors)
 
 
 _structure = getattr(extension(), "structure", None)
 
 
-def structure_of(value: Any) -> Example:
+def structure_of(value: object) -> Example:
     """Find the structure of an example.
 
     It is a flat tuple: classes, numbers of items, and plain values as they are; floats by their
@@ -54,12 +59,12 @@ def structure_of(value: Any) -> Example:
         >>> structure_of((1, ["a", 2.0])).key
         (<class 'tuple'>, 2, 1, <class 'list'>, 2, 'a', <class 'float'>, '2.0')
     """
-    key = list[Any]()
+    key = list[object]()
     tensors = list[Tensor]()
     numbers: dict[int, int] = {}
-    todo = [value]
+    todo = [value]  # the next item last
     while todo:
-        item = todo.pop()
+        item: Any = todo.pop()
         kind = type(item)
         if kind in _ATOMS:
             key.append(item)
@@ -75,9 +80,9 @@ def structure_of(value: Any) -> Example:
                 key += Tensor, number
         elif kind in _NUMBERS:
             key += kind, repr(item)
-        elif (parts := _parts_of(item, kind)) is not None:
-            key += kind, len(parts)
-            todo += parts[::-1]
+        elif (items := _items_of(item, kind)) is not None:
+            key += kind, len(items)
+            todo += items[::-1]
         else:
             name = kind.__qualname__
             return Example(value, problem=f"its arguments hold an object of class {name}")
@@ -86,67 +91,81 @@ def structure_of(value: Any) -> Example:
     return Example(value, tuple(key), tensors)
 
 
-def rebuilt(key: Iterable[Any], tensors: Sequence[Tensor]) -> Any:
+def rebuilt(key: Iterable[object], tensors: Sequence[Tensor]) -> object:
     """Return the example of a structure with other tensors.
 
     Example:
         >>> rebuilt(structure_of((1, ["a", 2.0])).key, [])
         (1, ['a', 2.0])
     """
-    nodes = list[tuple[Any, Any]]()  # a class and a number of items, or None and an item
-    tokens = iter(key)
-    number = 0
-    for token in tokens:
+    tokens = list(key)[::-1]  # the next one last
+    nodes = list[_Container | _Leaf]()
+    num_tensors = 0
+    while tokens:
+        token = tokens.pop()
         if token is Tensor:
-            which = next(tokens)
-            if not isinstance(which, int):  # a shape
-                next(tokens), next(tokens)
-                which = number
-                number = number + 1
-            nodes.append((None, tensors[which]))
+            number = tokens.pop()
+            if not isinstance(number, int):  # the shape of a new tensor, before dtype and gradient
+                del tokens[-2:]
+                number = num_tensors
+                num_tensors += 1
+            nodes.append(_Leaf(tensors[number]))
         elif token in _NUMBERS:
-            nodes.append((None, _number_of(token, next(tokens))))
+            nodes.append(_Leaf(_number_of(token, tokens.pop())))
+        elif isinstance(token, type):
+            nodes.append(_Container(token, tokens.pop()))
         else:
-            nodes.append((token, next(tokens)) if isinstance(token, type) else (None, token))
-    items = list[Any]()  # the next one last
-    for kind, content in reversed(nodes):
-        if kind is not None:
-            content = _built(kind, [items.pop() for _ in range(content)])
-        items.append(content)
+            nodes.append(_Leaf(token))
+
+    items = list[object]()  # the next one last
+    for node in reversed(nodes):
+        if isinstance(node, _Leaf):
+            items.append(node.item)
+        else:
+            items.append(_built(node.kind, [items.pop() for _ in range(node.num_items)]))
     return items[0]
 
 
-def _number_of(kind: type, text: str) -> Any:
+class _Container(NamedTuple):
+    kind: type
+    num_items: Any
+
+
+class _Leaf(NamedTuple):
+    item: object
+
+
+def _number_of(kind: type, text: object) -> object:
     return text == "True" if kind is bool else kind(text)
 
 
-def _built(kind: Any, parts: Sequence[Any]) -> Any:
+def _built(kind: type, items: list[Any]) -> object:
     if kind is dict:
-        return dict(zip(parts[::2], parts[1::2], strict=True))
+        return dict(zip(items[::2], items[1::2], strict=True))
     if kind is list:
-        return parts
+        return items
     if issubclass(kind, tuple):
-        return tuple.__new__(kind, parts)
-    made = object.__new__(kind)
-    for name, part in zip(_names_of(kind), parts, strict=True):
-        object.__setattr__(made, name, part)
-    return made
+        return tuple.__new__(kind, items)
+    built = object.__new__(kind)
+    for name, item in zip(_names_of(kind), items, strict=True):
+        object.__setattr__(built, name, item)
+    return built
 
 
-def _parts_of(item: Any, kind: type) -> list[Any] | None:
+def _items_of(container: Any, kind: type) -> list[object] | None:
     """List what a dict, a named tuple or a dataclass holds; ``None`` for other objects."""
     if kind is dict:
-        return [part for pair in item.items() for part in pair]
+        return [item for key_and_value in container.items() for item in key_and_value]
     if issubclass(kind, tuple) and hasattr(kind, "_fields"):
-        return [*item]
+        return [*container]
     bases = kind.__mro__[:-1]
     if not all("__dataclass_fields__" in vars(base) for base in bases):
         return None
     names = _names_of(kind)
-    has_others = not set(getattr(item, "__dict__", ())) <= set(names)
-    if has_others or not all(hasattr(item, name) for name in names):
+    has_others = not set(getattr(container, "__dict__", ())) <= set(names)
+    if has_others or not all(hasattr(container, name) for name in names):
         return None
-    return [getattr(item, name) for name in names]
+    return [getattr(container, name) for name in names]
 
 
 def _names_of(kind: Any) -> list[str]:
@@ -156,7 +175,7 @@ def _names_of(kind: Any) -> list[str]:
 class ResultForm(NamedTuple):
     """What the results of examples have in common."""
 
-    structure: Any
+    structure: TreeSpec
     kinds: tuple[int, ...]  # the row type of each leaf, or -1 for one that is no tensor
 
 
@@ -193,7 +212,7 @@ class Refused(CacheEntry):
     reason: str = ""
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, kw_only=True)
 class Kept(CacheEntry):
     """What an example of a structure has recorded.
 
@@ -210,23 +229,23 @@ class Kept(CacheEntry):
         emitted: What it emits: name, row type and value.
     """
 
-    code: np.ndarray = None  # type: ignore[assignment]
-    places: np.ndarray = None  # type: ignore[assignment]
-    rows: Sequence[KeptRows] = ()
-    held: Sequence[Tensor] = ()
-    constants: Sequence[Tensor] = ()
-    form: ResultForm = ResultForm(None, ())
-    numbers: np.ndarray = None  # type: ignore[assignment]
-    trained: Sequence[int] = ()
-    plain: Sequence[Any] = ()
-    emitted: Sequence[tuple[str, int, int]] = ()
+    code: np.ndarray
+    places: np.ndarray
+    rows: Sequence[KeptRows]
+    held: Sequence[Tensor]
+    constants: Sequence[Tensor]
+    form: ResultForm
+    numbers: np.ndarray
+    trained: Sequence[int]
+    plain: Sequence[object]
+    emitted: Sequence[tuple[str, int, int]]
 
 
 class Cache:
     """Recordings by structure; those used least recently go first."""
 
     def __init__(self) -> None:
-        self.entries: dict[tuple[Any, ...] | bytes, CacheEntry] = {}
+        self.entries: dict[ExampleKey, CacheEntry] = {}
         self.forms = deque[ResultForm](maxlen=64)
         self.size = 0
         self.now = 0
@@ -263,10 +282,11 @@ class Cache:
             self.size -= entry.size
             del self.entries[key]
 
-    def form(self, structure: Any, kinds: tuple[int, ...]) -> ResultForm:
+    def form(self, structure: TreeSpec, kinds: tuple[int, ...]) -> ResultForm:
         """Return one of all forms that are equal."""
-        new = ResultForm(structure, kinds)
-        form = next((each for each in self.forms if each == new), new)
-        if form is new:
-            self.forms.append(new)
+        form = ResultForm(structure, kinds)
+        for known in self.forms:
+            if known == form:
+                return known
+        self.forms.append(form)
         return form

@@ -60,9 +60,9 @@ def structured(result: Any, where: str = "", numbered: bool = False) -> Any:
             if numbered or any(isinstance(part, Lazy | Tensor) for part in tree_leaves(found)):
                 return found
         elif holds_values(leaf):
-            what = "autobatch: a result holds tensors in an object that cannot be stacked"
-            wanted = "tuples, lists, dicts and dataclasses of tensors"
-            raise mismatch(TypeError, what, wanted, type(leaf).__name__, where=where)
+            problem = "autobatch: a result holds tensors in an object that cannot be stacked"
+            expected = "tuples, lists, dicts and dataclasses of tensors"
+            raise mismatch(TypeError, problem, expected, type(leaf).__name__, where=where)
         return leaf
 
     return result if type(result) is Lazy else tree_map(opened, result)
@@ -79,7 +79,7 @@ class Outcome(NamedTuple):
     structure: Any  # of one result
     emitted: dict[str, tuple[ResultColumn, Sequence[int]]]  # by name, with the example of each
 
-    def wanted(self) -> np.ndarray:
+    def values_read(self) -> np.ndarray:
         """List the values that are read at the end."""
         columns = *self.columns, *(column for column, _ in self.emitted.values())
         numbers = [column[1] for column in columns if isinstance(column, tuple)]
@@ -91,10 +91,10 @@ def plain_rows(session: Session) -> dict[TensorType, Tensor]:
     outside = session.outside_tensors()
     for row_type, rows in outside.items():
         if rows.requires_grad:
-            what = "autobatch: a tensor that is recorded ahead requires gradients"
+            problem = "autobatch: a tensor that is recorded ahead requires gradients"
             got = f"{row_type}, of an example or computed from parameters"
             hint = "call the model on the example itself, or compute it in a submodule"
-            raise mismatch(ValueError, what, "plain data", got, hint=hint)
+            raise mismatch(ValueError, problem, "plain data", got, hint=hint)
     return outside
 
 
@@ -153,7 +153,7 @@ class Schedule(MovablePlan):
 def schedule_batch(session: Session, outcome: Outcome, num_examples: int) -> Schedule:
     """Schedule what a session has recorded."""
     session.check_state()
-    steps = session.plan(wanted=outcome.wanted())
+    steps = session.plan(read_later=outcome.values_read())
     outside = plain_rows(session)
 
     def rows_of(column: Any) -> PickedRows:
@@ -186,9 +186,9 @@ def run_batch(
         row_type: (rows,) for row_type, rows in batch.outside.items()
     }
     run.extend(replace(batch.steps, signatures=signatures), inputs)
-    wanted = [c for c in batch.columns if isinstance(c, tuple)]
-    wanted += [rows for rows, _ in batch.emitted.values()]
-    found = iter(run.read(wanted) if wanted else ())
+    picks = [c for c in batch.columns if isinstance(c, tuple)]
+    picks += [rows for rows, _ in batch.emitted.values()]
+    found = iter(run.read(picks) if picks else ())
     leaves = [next(found)[0] if isinstance(c, tuple) else c for c in batch.columns]
     emitted = {name: (next(found)[0], example) for name, (_, example) in batch.emitted.items()}
     return _placed(leaves, batch.structure), emitted

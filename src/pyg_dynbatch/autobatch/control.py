@@ -4,9 +4,9 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
-from torch.utils._pytree import keystr, tree_flatten_with_path
+from torch.utils._pytree import TreeSpec, keystr, tree_flatten_with_path
 
-from pyg_dynbatch.autobatch.lazy import ACTIVE
+from pyg_dynbatch.autobatch.lazy import ACTIVE, TensorOrLazy
 from pyg_dynbatch.autobatch.programs import (
     Body,
     Choice,
@@ -73,46 +73,61 @@ def while_loop(
     if type(most) is not int or most < 1:
         most = checked_count(f"{owner}: max_iterations", most)
     if not isinstance(carried_inputs, tuple | list) or not carried_inputs:
-        what = f"{owner}: the state is not a tuple"
-        wanted = "a tuple of tensors, such as (x, y)"
+        problem = f"{owner}: the state is not a tuple"
+        expected = "a tuple of tensors, such as (x, y)"
         got = describe_value(carried_inputs)
         hint = "(x,) for one tensor"
-        raise mismatch(TypeError, what, wanted, got, where=ACTIVE.where(), hint=hint)
+        raise mismatch(TypeError, problem, expected, got, where=ACTIVE.where(), hint=hint)
     state: tuple[Any, ...] = tuple(carried_inputs)
     leaves, shape = _read(state, f"{owner}: the state holds")
-    structure = shape.structure
     if session is None:
         for _ in range(most):
             if not _condition(cond_fn(*state)):
                 return state
-            state = unflattened(_next_state(body_fn(*state), shape), structure)
+            state = unflattened(_next_state(body_fn(*state), shape), shape.structure)
         if _condition(cond_fn(*state)):
             raise endless(most, 1)
         return state
-    operands = Operands(session, [as_row(session, leaf) for leaf in leaves], len(leaves))
+    return _loop(session, cond_fn, body_fn, leaves, shape, most)
 
-    def arguments(body: Body) -> Sequence[Any]:
-        return unflattened([body.operand(n) for n in range(len(leaves))], structure)
 
-    bodies = [
-        Body.of(operands, f"the {name} of while_loop", function, arguments, listed)
-        for name, function, listed in (
-            ("condition", cond_fn, lambda found: [_condition(found)]),
-            ("body", body_fn, lambda found: _next_state(found, shape)),
-        )
-    ]
-    key = (while_loop, len(leaves), most, *_keys(bodies))
+def _loop(
+    session: Session,
+    cond_fn: Callable[..., Any],
+    body_fn: Callable[..., Any],
+    leaves: Sequence[TensorOrLazy],
+    shape: "_Shape",
+    most: int,
+) -> tuple[Any, ...]:
+    """Record the condition and the body, and the loop."""
+    size = len(leaves)
+    operands = Operands(session, [as_row(session, leaf) for leaf in leaves], size)
+
+    def arguments(body: Body) -> Sequence[object]:
+        return unflattened([body.operand(number) for number in range(size)], shape.structure)
+
+    def next_state(result: object) -> Sequence[TensorOrLazy]:
+        return _next_state(result, shape)
+
+    condition, of_condition = Body.of(
+        operands,
+        "the condition of while_loop",
+        cond_fn,
+        arguments,
+        lambda result: [_condition(result)],
+    )
+    body, of_body = Body.of(operands, "the body of while_loop", body_fn, arguments, next_state)
+    key = (while_loop, size, most, tuple(condition.code), of_condition, tuple(body.code), of_body)
 
     def make() -> Loop:
-        condition, body = (program_of(*found) for found in bodies)
-        return Loop(condition, body, len(leaves), most)
+        return Loop(program_of(condition, of_condition), program_of(body, of_body), size, most)
 
-    found = record_own(session, key, make, operands.values)
-    return unflattened(found, structure)
+    results = record_own(session, key, make, operands.values)
+    return unflattened(results, shape.structure)
 
 
 def cond(
-    pred: Any,
+    pred: TensorOrLazy | bool,
     true_fn: Callable[..., Any],
     false_fn: Callable[..., Any],
     operands: Sequence[Any] = (),
@@ -147,69 +162,65 @@ def cond(
         tensor(-6.)
     """
     session = ACTIVE.session_for("it has a branch")
-    owner = "autobatch.cond"
     if isinstance(pred, bool):
         return (true_fn if pred else false_fn)(*operands)
-    chosen = _boolean(pred, f"{owner}: the condition")
-    branches = {"true_fn": true_fn, "false_fn": false_fn}
-    if session is None:
-        name = "true_fn" if chosen else "false_fn"
-        result = branches[name](*operands)
-        _result(result, f"{owner}: {name}")
-        return result
-    return _choose(session, chosen, branches, operands)
+    choice = _boolean(pred, "autobatch.cond: the condition")
+    if session is not None:
+        return _choose(session, choice, true_fn, false_fn, operands)
+    result = (true_fn if choice else false_fn)(*operands)
+    _result(result, f"autobatch.cond: {'true_fn' if choice else 'false_fn'}")
+    return result
 
 
 def _choose(
-    session: Session, chosen: Any, branches: dict[str, Any], operands: Sequence[Any]
+    session: Session,
+    choice: TensorOrLazy,
+    true_fn: Callable[..., Any],
+    false_fn: Callable[..., Any],
+    operands: Sequence[object],
 ) -> Any:
     """Record both branches, and the choice."""
     owner = "autobatch.cond"
     leaves, structure = flattened(tuple(operands))
-    tensors = [n for n, leaf in enumerate(leaves) if type_of(leaf)]
-    given = Operands(session, [as_row(session, leaves[n]) for n in tensors])
-    results = list[_Shape]()
+    places = [place for place, leaf in enumerate(leaves) if type_of(leaf)]  # of tensors
+    rows = Operands(session, [as_row(session, leaves[place]) for place in places])
+    shapes = list[_Shape]()
 
-    def arguments(body: Body) -> Sequence[Any]:
+    def arguments(body: Body) -> Sequence[object]:
         filled = [*leaves]
-        for position, number in enumerate(tensors):
-            filled[number] = body.operand(position)
+        for position, place in enumerate(places):
+            filled[place] = body.operand(position)
         return unflattened(filled, structure)
 
-    def listed(found: Any) -> Sequence[Any]:
-        name = [*branches][len(results)]
-        flat, shape = _result(found, f"{owner}: {name}")
-        results.append(shape)
-        if results[-1] != results[0]:
-            what = f"{owner}: true_fn and false_fn return different structures, shapes or dtypes"
+    def tensors_in(result: object) -> Sequence[TensorOrLazy]:
+        name = "false_fn" if shapes else "true_fn"
+        tensors, shape = _result(result, f"{owner}: {name}")
+        shapes.append(shape)
+        if shape != shapes[0]:
+            problem = f"{owner}: true_fn and false_fn return different structures, shapes or dtypes"
             hint = "torch.zeros(...) or .to(dtype) in the branch that has nothing to say"
-            facts = (str(results[0]), str(results[-1]))
-            raise mismatch(TypeError, what, *facts, where=session.where(), hint=hint)
-        return flat
+            expected = str(shapes[0])
+            raise mismatch(
+                TypeError, problem, expected, str(shape), where=session.where(), hint=hint
+            )
+        return tensors
 
-    bodies = [
-        Body.of(given, f"{name} of cond", function, arguments, listed)
-        for name, function in branches.items()
-    ]
+    if_true, of_true = Body.of(rows, "true_fn of cond", true_fn, arguments, tensors_in)
+    if_false, of_false = Body.of(rows, "false_fn of cond", false_fn, arguments, tensors_in)
+    key = (_choose, tuple(if_true.code), of_true, tuple(if_false.code), of_false)
 
     def make() -> Choice:
-        if_true, if_false = (program_of(*found) for found in bodies)
-        types = tuple(filter(None, results[0].types))
-        return Choice(if_true, if_false, types)
+        types = tuple(filter(None, shapes[0].types))
+        return Choice(program_of(if_true, of_true), program_of(if_false, of_false), types)
 
-    choice = as_row(session, chosen)
-    found = record_own(session, (_choose, *_keys(bodies)), make, [choice, *given.values])
-    return unflattened(found, results[0].structure)
-
-
-def _keys(bodies: Sequence[tuple[Body, tuple[int, ...]]]) -> list[Any]:
-    return [part for body, outputs in bodies for part in (tuple(body.code), outputs)]
+    results = record_own(session, key, make, [as_row(session, choice), *rows.values])
+    return unflattened(results, shapes[0].structure)
 
 
 class _Shape(NamedTuple):
     """The structure of a value, and the type of each tensor in it; ``None`` for stacks."""
 
-    structure: Any
+    structure: TreeSpec
     types: tuple[TensorType | None, ...]
 
     def __str__(self) -> str:
@@ -217,67 +228,72 @@ class _Shape(NamedTuple):
         return types if self.structure.is_leaf() else f"{types} in {self.structure}"
 
 
-def _read(value: Any, what: str) -> tuple[list[Any], _Shape]:
-    """List the tensors in a value; raise an error if it holds anything but those and stacks."""
+def _read(value: object, subject: str) -> tuple[list[Any], _Shape]:
+    """List the tensors in a value; raise an error if it holds anything but those and stacks.
+
+    The subject and the verb of the message are given, such as "the state holds".
+    """
     leaves, structure = flattened(value)
     types = list[TensorType | None]()
     for number, leaf in enumerate(leaves):
-        types.append(type_of(leaf))
-        if types[-1] is None and type(leaf) is not Node:
-            got = describe_value(leaf)
-            place = _place(value, number)
-            what = f"{what} something else than tensors"
-            wanted = "tensors, stacks, and tuples, lists or dicts of them"
-            got = f"{got}{place}"
+        row_type = type_of(leaf)
+        types.append(row_type)
+        if row_type is None and type(leaf) is not Node:
+            problem = f"{subject} something else than tensors"
+            expected = "tensors, stacks, and tuples, lists or dicts of them"
+            got = f"{describe_value(leaf)}{_place(value, number)}"
             hint = "a tensor, such as torch.tensor(0.0)"
-            raise mismatch(TypeError, what, wanted, got, where=ACTIVE.where(), hint=hint)
+            raise mismatch(TypeError, problem, expected, got, where=ACTIVE.where(), hint=hint)
     return leaves, _Shape(structure, tuple(types))
 
 
-def _place(value: Any, leaf: int) -> str:
+def _place(value: object, leaf: int) -> str:
     """Say where a leaf is, by its number."""
     path = tree_flatten_with_path(value)[0][leaf][0]
     return f" at {keystr(path)}" if path else ""
 
 
-def _boolean(value: Any, what: str) -> Any:
+def _boolean(value: Any, subject: str) -> TensorOrLazy:
     """Check that a value is one boolean; return it."""
     row_type = type_of(value)
     if row_type is None or row_type.dtype != torch.bool or row_type.shape not in ((), (1,)):
-        got = row_type or describe_value(value)
-        what = f"{what} is not a boolean"
+        problem = f"{subject} is not a boolean"
         expected = "a boolean tensor of shape []"
+        got = row_type or describe_value(value)
         hint = "such as x.sum() > 0"
-        raise mismatch(TypeError, what, expected, got, where=ACTIVE.where(), hint=hint)
+        raise mismatch(TypeError, problem, expected, got, where=ACTIVE.where(), hint=hint)
     return value
 
 
-def _condition(value: Any) -> Any:
+def _condition(value: object) -> TensorOrLazy:
     return _boolean(value, "autobatch.while_loop: the condition")
 
 
-def _result(value: Any, what: str) -> tuple[list[Any], _Shape]:
-    leaves, shape = _read(value, f"{what} returns")
+def _result(value: object, subject: str) -> tuple[list[Any], _Shape]:
+    leaves, shape = _read(value, f"{subject} returns")
     if not leaves:
-        raise mismatch(TypeError, f"{what} returns no tensor", "one, or more", where=ACTIVE.where())
+        problem = f"{subject} returns no tensor"
+        raise mismatch(TypeError, problem, "one, or more", where=ACTIVE.where())
     return leaves, shape
 
 
-def _next_state(found: Any, wanted: _Shape) -> list[Any]:
+def _next_state(state: object, first: _Shape) -> list[Any]:
     """Check that a state is like the first one; list its tensors."""
-    owner = "autobatch.while_loop"
-    hint = "return a tuple, such as (x,)"
-    what = f"{owner}: the body does not return a state like that which it is given"
-    found = tuple(found) if isinstance(found, list) else found
-    leaves, got = _read(found, f"{owner}: the body returns")
-    if got.structure != wanted.structure:
-        facts = (wanted.structure, got.structure)
-        raise mismatch(TypeError, what, *facts, where=ACTIVE.where(), hint=hint)
-    for number, (before, now) in enumerate(zip(wanted.types, got.types, strict=True)):
+    problem = "autobatch.while_loop: the body does not return a state like that which it is given"
+    if isinstance(state, list):
+        state = tuple(state)
+    leaves, shape = _read(state, "autobatch.while_loop: the body returns")
+    if shape.structure != first.structure:
+        hint = "return a tuple, such as (x,)"
+        expected = first.structure
+        raise mismatch(
+            TypeError, problem, expected, shape.structure, where=ACTIVE.where(), hint=hint
+        )
+    for number, (before, now) in enumerate(zip(first.types, shape.types, strict=True)):
         if before is not None and now is not None and now != before:
             hint = "an autobatch.Stack for what grows"
             if now.dtype != before.dtype:
                 hint = f".to({before.dtype}) in the body; or .to({now.dtype}) before"
-            facts = (before, f"{now}{_place(found, number)}")
-            raise mismatch(TypeError, what, *facts, where=ACTIVE.where(), hint=hint)
+            got = f"{now}{_place(state, number)}"
+            raise mismatch(TypeError, problem, before, got, where=ACTIVE.where(), hint=hint)
     return leaves

@@ -3,7 +3,7 @@
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
@@ -21,7 +21,7 @@ from pyg_dynbatch.autobatch.sequences import (
     of_any_length,
     run_recurrent_layer,
 )
-from pyg_dynbatch.autobatch.table.calls import TABLE, named
+from pyg_dynbatch.autobatch.table.calls import TABLE, Form, Maker, named
 from pyg_dynbatch.autobatch.table.functions import ROW
 from pyg_dynbatch.autobatch.table.layers import is_in_table
 from pyg_dynbatch.autobatch.table.numbers import comparison, dropped, elementwise
@@ -50,7 +50,9 @@ class VaryingType(NamedTuple):
     def all_of(cls, row_type: TensorType) -> "Iterator[VaryingType]":
         """List the types with one such axis that a row of one length may have."""
         for axis in range(len(row_type.shape)):
-            yield cls(row_type.dtype, _put(row_type.shape, axis, None))
+            before = row_type.shape[:axis]
+            behind = row_type.shape[axis + 1 :]
+            yield cls(row_type.dtype, (*before, None, *behind))
 
     @classmethod
     def between(cls, one: TensorType, other: TensorType) -> "VaryingType":
@@ -63,7 +65,7 @@ class VaryingType(NamedTuple):
         if self.dtype != row_type.dtype or len(self.shape) != len(row_type.shape):
             return False
         pairs = zip(self.shape, row_type.shape, strict=True)
-        return all(wanted in (None, size) for wanted, size in pairs)
+        return all(own_size in (None, size) for own_size, size in pairs)
 
     @property
     def is_of_one_axis(self) -> bool:
@@ -76,9 +78,9 @@ class VaryingType(NamedTuple):
         return self.shape.index(None)
 
     @property
-    def rest(self) -> tuple[Any, ...]:
-        """The shape without this axis."""
-        return self.shape[: self.axis] + self.shape[self.axis + 1 :]
+    def rest(self) -> tuple[int, ...]:
+        """The shape without the axes that differ."""
+        return tuple(size for size in self.shape if size is not None)
 
     @property
     def buffer(self) -> TensorType:
@@ -87,7 +89,8 @@ class VaryingType(NamedTuple):
 
     def row_type(self, length: int) -> TensorType:
         """Return the type of rows of one length."""
-        return TensorType(_put(self.shape, self.axis, length), self.dtype)
+        shape = tuple(length if size is None else size for size in self.shape)
+        return TensorType(shape, self.dtype)
 
     def joined(self, stacks: Sequence[Tensor]) -> Sequences | Groups:
         """Join stacked rows, those of one tensor after those of another."""
@@ -98,14 +101,13 @@ class VaryingType(NamedTuple):
     def sizes_of(self, row_type: TensorType) -> tuple[int, ...]:
         """Return the lengths of the axes that differ."""
         pairs = zip(self.shape, row_type.shape, strict=True)
-        return tuple(size for wanted, size in pairs if wanted is None)
+        return tuple(size for own_size, size in pairs if own_size is None)
 
 
-def _put(shape: Sequence[Any], axis: int, size: int | None) -> tuple[Any, ...]:
-    return (*shape[:axis], size, *shape[axis + 1 :])
+AnyRows = Tensor | Sequences | Groups
+"""Rows of a fixed shape, which are stacked, or of any lengths."""
 
-
-AtOnce = Callable[[Sequence[Any]], "Sequence[Any] | None"]
+RunAtOnce = Callable[[Sequence[Sequences]], "Sequence[AnyRows] | None"]
 """Makes all calls at once; ``None`` if they have to be made length by length."""
 
 
@@ -121,7 +123,7 @@ class Recipe(NamedTuple):
     """
 
     name: str
-    run: AtOnce | None = None
+    run: RunAtOnce | None = None
     results: tuple[VaryingType | None, ...] = ()
     length_of: Callable[[int], int] = int
     known: Examined | None = None
@@ -148,47 +150,52 @@ class Family:
         self.recipe = recipe
         self.inputs = inputs
         self.expected = results
-        self.members: dict[tuple[Any, ...], Callable[..., Any]] = {}  # forms, by shapes
+        # Forms, by the shape of each argument that differs in length.
+        self.members: dict[tuple[tuple[int, ...] | None, ...], Form] = {}
 
-    def __call__(self, *arguments: Any) -> Any:
+    def __call__(self, *arguments: AnyRows) -> tuple[AnyRows, ...]:
         """Make the calls."""
-        results = self._results(arguments)
+        results = self._results_at_once(arguments)
+        if results is None:
+            results = self._results_by_length(arguments)
         pairs = zip(results, self.expected, strict=True)
         return tuple(_as_expected(result, kind) for result, kind in pairs)
 
-    def _results(self, arguments: Sequence[Any]) -> Sequence[Any]:
-        if self.recipe.run is not None:
-            flat = [
-                each.as_sequences(kind.axis) if isinstance(each, Groups) and kind else each
-                for each, kind in zip(arguments, self.inputs, strict=True)
-            ]
-            if (results := self.recipe.run(flat)) is not None:
-                return results
-        varying = [each for each in arguments if of_any_length(each)]
+    def _results_at_once(self, arguments: Sequence[AnyRows]) -> Sequence[AnyRows] | None:
+        if self.recipe.run is None:
+            return None
+        flat = list[Sequences]()
+        for rows, varying_type in zip(arguments, self.inputs, strict=True):
+            if isinstance(rows, Groups) and varying_type is not None:
+                flat.append(rows.as_sequences(varying_type.axis))
+            elif isinstance(rows, Sequences):
+                flat.append(rows)
+        return self.recipe.run(flat)
+
+    def _results_by_length(self, arguments: Sequence[AnyRows]) -> Sequence[AnyRows]:
+        varying = [rows for rows in arguments if of_any_length(rows)]
         groups = groups_of(varying) if varying else []
         if len(groups) < 2:
-            return self._called(
-                [each.stacked() if of_any_length(each) else each for each in arguments]
-            )
-        columns = [
-            each.grouped(groups) if of_any_length(each) else _split(each, groups)
-            for each in arguments
-        ]
-        results = [self._called(rows) for rows in zip(*columns, strict=True)]
+            return self._results_of_one_length([_stacked_rows(rows) for rows in arguments])
+        columns = [_grouped_rows(rows, groups) for rows in arguments]
+        results = [self._results_of_one_length(rows) for rows in zip(*columns, strict=True)]
         return [Groups(stacks, groups) for stacks in zip(*results, strict=True)]
 
-    def _called(self, rows: Sequence[Any]) -> Sequence[Any]:
-        """Make calls of one length."""
+    def _results_of_one_length(self, arguments: Sequence[Tensor]) -> Sequence[Tensor]:
         shapes = tuple(
-            None if kind is None else _shape_of(each)
-            for each, kind in zip(rows, self.inputs, strict=True)
+            None if varying_type is None else tuple(rows.shape[1:])
+            for rows, varying_type in zip(arguments, self.inputs, strict=True)
         )
-        results = self.members[shapes](*rows)
+        results = self.members[shapes](*arguments)
         return results if isinstance(results, tuple) else (results,)
 
 
-def _shape_of(rows: Tensor) -> tuple[int, ...]:
-    return tuple(rows.shape[1:])
+def _stacked_rows(rows: AnyRows) -> Tensor:
+    return rows if isinstance(rows, Tensor) else rows.stacked()
+
+
+def _grouped_rows(rows: AnyRows, groups: Sequence[np.ndarray]) -> Sequence[Tensor]:
+    return _split(rows, groups) if isinstance(rows, Tensor) else rows.grouped(groups)
 
 
 def _split(rows: Tensor, groups: Sequence[np.ndarray]) -> Sequence[Tensor]:
@@ -197,14 +204,15 @@ def _split(rows: Tensor, groups: Sequence[np.ndarray]) -> Sequence[Tensor]:
     return rows.index_select(0, order).split([len(group) for group in groups])
 
 
-def _as_expected(result: Any, kind: VaryingType | None) -> Any:
-    if kind is None:
-        return result.stacked() if of_any_length(result) else result
-    if isinstance(result, Sequences) and kind.is_of_one_axis and result.axis == kind.axis:
+def _as_expected(result: AnyRows, varying_type: VaryingType | None) -> AnyRows:
+    if varying_type is None:
+        return _stacked_rows(result)
+    if isinstance(result, Groups):
         return result
-    if isinstance(result, Sequences):
-        return result.as_groups()
-    return result if isinstance(result, Groups) else Groups.of_stacked(result)
+    if isinstance(result, Tensor):
+        return Groups.of_stacked(result)
+    is_along_axis = varying_type.is_of_one_axis and result.axis == varying_type.axis
+    return result if is_along_axis else result.as_groups()
 
 
 # How calls of all lengths are made at once.
@@ -215,7 +223,7 @@ def recipe_of(
     module: nn.Module | None,
     types: Sequence[VaryingType | None],
     examined: Examined,
-    examine: Callable[..., Examined],
+    examine: Callable[["Spec"], Examined],
 ) -> Recipe:
     """Choose how the calls of a family are made.
 
@@ -226,9 +234,9 @@ def recipe_of(
         examined: How the signature is run.
         examine: Examines a signature.
     """
-    are_leaves = all(isinstance(leaf, TensorType) for leaf in examined.leaves)
-    varying = [kind for kind in types if kind is not None and kind.is_of_one_axis]
-    if not are_leaves or len(varying) < len(types):
+    are_tensors = all(isinstance(leaf, TensorType) for leaf in examined.leaves)
+    varying = [each for each in types if each is not None and each.is_of_one_axis]
+    if not are_tensors or len(varying) < len(types):
         return BY_LENGTH
     recipes = (
         _of_positions(spec, varying, examined, examine),
@@ -248,52 +256,60 @@ def _known_as(examined: Examined, way: str) -> Examined | None:
 
 
 def _of_positions(
-    spec: "Spec", types: Sequence[Any], examined: Examined, examine: Callable[..., Examined]
+    spec: "Spec",
+    types: Sequence[VaryingType],
+    examined: Examined,
+    examine: Callable[["Spec"], Examined],
 ) -> Recipe | None:
     """Call it on all positions, if it is made for each position by itself.
 
     That is so if it is direct for single positions: if the same call on stacked positions, as
     which a row can be taken, is what it is on each of them.
     """
-    if any(kind.axis for kind in types):
+    if any(varying_type.axis for varying_type in types):
         return None
-    inputs = tuple(TensorType(kind.rest, kind.dtype) for kind in types)
+    inputs = tuple(TensorType(varying_type.rest, varying_type.dtype) for varying_type in types)
     of_position = type(spec)(spec.key, spec.target, spec.template, inputs, spec.no_grad)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            found = examine(of_position)
+            single = examine(of_position)
     except Exception:  # noqa: BLE001 - it takes no single positions
         return None
-    if found.way != "direct" or len(found.leaves) != len(examined.leaves):
+    if single.way != "direct" or len(single.leaves) != len(examined.leaves):
         return None
-    (length,) = types[0].sizes_of(spec.inputs[0])
-    for leaf, whole in zip(found.leaves, examined.leaves, strict=True):
+    (length,) = types[0].sizes_of(spec.rows[0])
+    for leaf, whole in zip(single.leaves, examined.leaves, strict=True):
         if not isinstance(leaf, TensorType) or whole != replace(leaf, shape=(length, *leaf.shape)):
             return None
 
-    results = tuple(VaryingType(leaf.dtype, (None, *leaf.shape)) for leaf in found.leaves)
+    results = tuple(VaryingType(leaf.dtype, (None, *leaf.shape)) for leaf in single.leaves)
     known = _known_as(examined, "direct")
-    return Recipe("positions", _on_all_positions(found.form), results, known=known)
+    return Recipe("positions", _on_all_positions(single.form), results, known=known)
 
 
-def _of_elements(spec: "Spec", types: Sequence[Any], examined: Examined) -> Recipe | None:
+def _of_elements(spec: "Spec", types: Sequence[VaryingType], examined: Examined) -> Recipe | None:
     """Call it on all positions, if it is made for each element by itself."""
-    _, maker = TABLE.get(spec.target, ("", None)) if callable(spec.target) else ("", None)
-    has_parameters = not all(
-        leaf is ROW or type(leaf) in _CONSTANTS for leaf in tree_leaves(spec.template)
-    )
-    if maker not in (elementwise, comparison, dropped) or has_parameters or len(set(types)) > 1:
+    _, maker = _entry_of(spec)
+    if maker not in (elementwise, comparison, dropped) or len(set(types)) > 1:
         return None
-    if examined.way != "direct" or any(x.shape != spec.inputs[0].shape for x in examined.leaves):
+    if not all(leaf is ROW or type(leaf) in _CONSTANTS for leaf in tree_leaves(spec.template)):
+        return None  # it has parameters
+    shape = spec.rows[0].shape
+    if examined.way != "direct" or any(leaf.shape != shape for leaf in examined.leaves):
         return None
     results = tuple(types[0]._replace(dtype=leaf.dtype) for leaf in examined.leaves)
     known = _known_as(examined, "direct")
     return Recipe("positions", _on_all_positions(examined.form), results, known=known)
 
 
-def _on_all_positions(form: Callable[..., Any]) -> AtOnce:
-    def run(arguments: Sequence[Any]) -> Sequence[Any] | None:
+def _entry_of(spec: "Spec") -> tuple[str, Maker | None]:
+    """Return what the table has for the function that a signature calls."""
+    return TABLE.get(spec.target, ("", None)) if callable(spec.target) else ("", None)
+
+
+def _on_all_positions(form: Form) -> RunAtOnce:
+    def run(arguments: Sequence[Sequences]) -> Sequence[AnyRows] | None:
         first, *others = arguments
         if not all(each.has_lengths_of(first) for each in others):
             return None
@@ -303,33 +319,36 @@ def _on_all_positions(form: Callable[..., Any]) -> AtOnce:
     return run
 
 
-def _turned(spec: "Spec", types: Sequence[Any]) -> Recipe | None:
+def _turned(spec: "Spec", types: Sequence[VaryingType]) -> Recipe | None:
     """Note that the positions of a matrix lie along its other axis."""
     (first, *others) = types
     if others or len(first.rest) != 1 or not callable(spec.target):
         return None
     args, kwargs = spec.template
+    dims = [dim % 2 for dim in args[1:] if isinstance(dim, int)]
     is_turning = spec.target in _TURNING and args == (ROW,)
-    dims = {dim % 2 for dim in args[1:]} if all(isinstance(d, int) for d in args[1:]) else set()
-    is_swapping = spec.target in _SWAPPING and args[0] is ROW and dims == {0, 1}
+    is_swapping = spec.target in _SWAPPING and args[0] is ROW and sorted(dims) == [0, 1]
     if kwargs or not (is_turning or is_swapping):
         return None
 
-    def run(arguments: Sequence[Any]) -> Sequence[Any]:
+    def run(arguments: Sequence[Sequences]) -> Sequence[AnyRows]:
         (rows,) = arguments
         return [replace(rows, axis=1 - rows.axis)]
 
     return Recipe("positions", run, (first._replace(shape=first.shape[::-1]),))
 
 
-def _along_positions(spec: "Spec", types: Sequence[Any], examined: Examined) -> Recipe | None:
+def _along_positions(
+    spec: "Spec", types: Sequence[VaryingType], examined: Examined
+) -> Recipe | None:
     """Call it on padded rows, if it goes along the positions."""
-    name = TABLE.get(spec.target, ("", None))[0] if callable(spec.target) else ""
+    name, _ = _entry_of(spec)
     (first, *others) = types
     args, kwargs = spec.template
     if name not in _ALONG or others or args[:1] != (ROW,) or kwargs.keys() - {"dim", "keepdim"}:
         return None
-    dim = kwargs["dim"] if "dim" in kwargs else args[1] if len(args) > 1 else None
+    dim = args[1] if len(args) > 1 else None
+    dim = kwargs.get("dim", dim)
     if not isinstance(dim, int) or dim % (1 + len(first.rest)) != first.axis:
         return None
     if examined.way not in ("direct", "fast") or first.dtype == torch.bool:
@@ -339,7 +358,7 @@ def _along_positions(spec: "Spec", types: Sequence[Any], examined: Examined) -> 
     filling = _filling(name, first.dtype)
     keeps_length = name in ("softmax", "log_softmax")
 
-    def run(arguments: Sequence[Any]) -> Sequence[Any] | None:
+    def run(arguments: Sequence[Sequences]) -> Sequence[AnyRows] | None:
         (rows,) = arguments
         if not rows.can_be_padded:
             return None
@@ -350,8 +369,9 @@ def _along_positions(spec: "Spec", types: Sequence[Any], examined: Examined) -> 
             return [_mean_of_rows(each, rows) for each in results]
         return results
 
-    result = first._replace(dtype=examined.leaves[0].dtype) if keeps_length else None
-    return Recipe("padded", run, (result,) if keeps_length else ())
+    if not keeps_length:
+        return Recipe("padded", run)
+    return Recipe("padded", run, (first._replace(dtype=examined.leaves[0].dtype),))
 
 
 def _filling(name: str, dtype: torch.dtype) -> float:
@@ -370,7 +390,7 @@ def _mean_of_rows(mean: Tensor, rows: Sequences) -> Tensor:
 
 
 def _of_layer(
-    module: nn.Module | None, spec: "Spec", types: Sequence[Any], examined: Examined
+    module: nn.Module | None, spec: "Spec", types: Sequence[VaryingType], examined: Examined
 ) -> Recipe | None:
     """Run a layer of torch that goes along the positions."""
     (first, *others) = types
@@ -378,32 +398,39 @@ def _of_layer(
         return None
     if not is_in_table(module):
         return None
-    grad = not spec.no_grad
     if isinstance(module, nn.RNNBase) and first.axis == 0:
-        layer = module
-        states = [None] * (len(examined.leaves) - 1)
-        output = examined.leaves[0]
-        results = VaryingType(output.dtype, (None, *output.shape[1:])), *states
-
-        def run_packed(arguments: Sequence[Any]) -> Sequence[Any] | None:
-            if not arguments[0].lengths.min():
-                return None
-            with torch.set_grad_enabled(grad and torch.is_grad_enabled()):
-                return run_recurrent_layer(layer, arguments[0])
-
-        return Recipe("packed", run_packed, results, known=_known_as(examined, "fast"))
+        return _of_recurrent_layer(module, examined, grad=not spec.no_grad)
     if can_convolve(module) and first.axis == 1:
-        convolution: Any = module
-        (output,) = examined.leaves
-        result = VaryingType(output.dtype, (*output.shape[:1], None))
-
-        def run_convolution(arguments: Sequence[Any]) -> Sequence[Any]:
-            with torch.set_grad_enabled(grad and torch.is_grad_enabled()):
-                return [convolve(convolution, arguments[0])]
-
-        def length_of(length: int) -> int:
-            return length_after(convolution, length)
-
-        known = _known_as(examined, "direct")
-        return Recipe("positions", run_convolution, (result,), length_of, known)
+        return _of_convolution(module, examined, grad=not spec.no_grad)
     return None
+
+
+def _of_recurrent_layer(layer: nn.RNNBase, examined: Examined, *, grad: bool) -> Recipe:
+    output, *states = examined.leaves
+    varying_output = VaryingType(output.dtype, (None, *output.shape[1:]))
+
+    def run(arguments: Sequence[Sequences]) -> Sequence[AnyRows] | None:
+        (rows,) = arguments
+        if not rows.lengths.min():
+            return None
+        with torch.set_grad_enabled(grad and torch.is_grad_enabled()):
+            return run_recurrent_layer(layer, rows)
+
+    results = (varying_output, *[None] * len(states))
+    return Recipe("packed", run, results, known=_known_as(examined, "fast"))
+
+
+def _of_convolution(layer: nn.Conv1d, examined: Examined, *, grad: bool) -> Recipe:
+    (output,) = examined.leaves
+    varying_output = VaryingType(output.dtype, (*output.shape[:1], None))
+
+    def run(arguments: Sequence[Sequences]) -> Sequence[AnyRows]:
+        (rows,) = arguments
+        with torch.set_grad_enabled(grad and torch.is_grad_enabled()):
+            return [convolve(layer, rows)]
+
+    def length_of(length: int) -> int:
+        return length_after(layer, length)
+
+    known = _known_as(examined, "direct")
+    return Recipe("positions", run, (varying_output,), length_of, known)

@@ -34,7 +34,7 @@ def run_examples(
     results = [None] * len(examples)
     todo = iter(enumerate(examples))
     state = session.table.state
-    wanted = list[Lazy]()
+    awaited = list[Lazy]()
     running = list[Any]()
 
     def suspend(value: Lazy) -> None:
@@ -42,7 +42,7 @@ def run_examples(
         is_switched = torch.is_grad_enabled() is not session.grad
         if is_switched:  # not for other examples
             torch._C._set_grad_enabled(session.grad)
-        wanted.append(value)
+        awaited.append(value)
         hub.switch()
         state.waiting.discard(number)
         session.turn(number)
@@ -72,9 +72,9 @@ def run_examples(
             running[-1].gr_context = copy_context()
             go_on(running[-1])
         while running := [fiber for fiber in running if not fiber.dead]:
-            session.flush(needed=[value._number for value in wanted])
-            session.fetch(wanted)
-            wanted.clear()
+            session.flush(read_now=[value._number for value in awaited])
+            session.fetch(awaited)
+            awaited.clear()
             for fiber in running:
                 go_on(fiber)
     finally:

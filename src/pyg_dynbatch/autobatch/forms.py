@@ -6,13 +6,13 @@ stacked rows if they are closed (:mod:`closed`); else their inside is recorded.
 """
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_unflatten
 
 from pyg_dynbatch.autobatch.closed import (
     CannotOpen,
@@ -45,21 +45,21 @@ class Examined(NamedTuple):
         way: ``"direct"`` (the call itself), ``"fast"`` (a form of its own), ``"vmap"``,
             ``"one by one"``, ``"ragged"``, or ``"rows"``.
         leaves: For each leaf of the result its tensor type, or the object itself.
-        spec: Structure of the result.
+        structure: Structure of the result.
         is_view: Whether the result may share memory with an argument.
     """
 
     form: Form
     way: str
     leaves: list[Any]
-    spec: Any
+    structure: TreeSpec
     is_view: bool = False
 
 
 class Sample(NamedTuple):
     """The result of a call on one row, whose content has no meaning."""
 
-    result: Any
+    result: object
     is_view: bool  # whether it shares memory with an argument
 
     @classmethod
@@ -73,7 +73,7 @@ class Sample(NamedTuple):
 class RowCall(Protocol):
     """A call of a function or module, which takes rows."""
 
-    target: Any
+    target: Callable[..., Any]
 
     def __call__(self, *rows: Tensor) -> Any:
         """Make the call."""
@@ -101,9 +101,9 @@ def examine_function(
     with undisturbed(device):
         sample = _sample(call, types, device, name, where)
         leaves, structure = _described(sample.result, device, name, where)
-        fixed = _without_derivative(call.twin(Twins()), [_without_content(t) for t in types])
-        batched = call.batched()
-        if batched is not None:
+        rows = [_without_content(row_type) for row_type in types]
+        numbers_without_derivative = _without_derivative(call.twin(Twins()), rows)
+        if (batched := call.batched()) is not None:
             way, form = _known(call, batched)
         elif (
             call.target not in _WRONG_UNDER_VMAP
@@ -115,8 +115,8 @@ def examine_function(
         else:
             way = "one by one"
             form = _one_by_one(call)
-    if fixed:
-        form = _detaching(form, fixed)
+    if numbers_without_derivative:
+        form = _detaching(form, numbers_without_derivative)
     return Examined(form, way, leaves, structure, sample.is_view)
 
 
@@ -140,9 +140,9 @@ def examine_module(
             try:
                 way, form, sample = _examine_user_module(call, module, types, device)
             except ChangesUnseen:
-                what = f"autobatch: {name} changes a tensor through .data or numpy()"
+                problem = f"autobatch: {name} changes a tensor through .data or numpy()"
                 hint = "change the tensor itself under torch.no_grad, or use a new one"
-                raise mismatch(RuntimeError, what, where=where, hint=hint) from None
+                raise mismatch(RuntimeError, problem, where=where, hint=hint) from None
         leaves, structure = _described(sample.result, device, name, where)
     return Examined(form, way, leaves, structure, sample.is_view)
 
@@ -175,12 +175,13 @@ def _examine_user_module(
 
 
 def _refuse_batch_norm(module: nn.Module, name: str, where: str) -> None:
-    kind = nn.modules.batchnorm._BatchNorm
     for part in module.modules():
-        if isinstance(part, kind) and part.training:
-            what = f"autobatch: {name} normalizes over the batch, so its rows are not independent"
+        if isinstance(part, nn.modules.batchnorm._BatchNorm) and part.training:
+            problem = (
+                f"autobatch: {name} normalizes over the batch, so its rows are not independent"
+            )
             hint = "nn.LayerNorm or nn.GroupNorm"
-            raise mismatch(ValueError, what, got=type(part).__name__, where=where, hint=hint)
+            raise mismatch(ValueError, problem, got=type(part).__name__, where=where, hint=hint)
 
 
 def _is_autocast(device: torch.device) -> bool:
@@ -199,39 +200,40 @@ def _sample(
         with suppress(NotImplementedError, RuntimeError, TypeError):  # those that need content
             sample = Sample.of(call.twin(twins), rows)
         if any(row._version for row in rows):
-            what = f"autobatch: {name} changes its argument in place"
+            problem = f"autobatch: {name} changes its argument in place"
             hint = "the form that returns a new tensor: x + y, torch.stack, inplace=False"
-            raise mismatch(TypeError, what, where=where, hint=hint)
+            raise mismatch(TypeError, problem, where=where, hint=hint)
     if sample is None:
         twins = Twins(content=True)
         sample = on_ones(call.twin(twins), types, device)
-        other = None
-        others = [_filled(each, device, 0, 1) for each in types]
+        other_result = None
+        other_rows = [_filled(each, device, 0, 1) for each in types]
         with suppress(IndexError):  # of indices
-            other = call.twin(twins)(*others)
-        if other is not None and _shapes(other) != _shapes(sample.result):
-            what = f"autobatch: the result of {name} depends on values in shape or structure"
+            other_result = call.twin(twins)(*other_rows)
+        if other_result is not None and _shapes(other_result) != _shapes(sample.result):
+            problem = f"autobatch: the result of {name} depends on values in shape or structure"
             hint = "item() or tolist() of the argument, which suspend the example"
-            raise mismatch(ValueError, what, "one shape for all rows", where=where, hint=hint)
+            raise mismatch(ValueError, problem, "one shape for all rows", where=where, hint=hint)
     if twins.changed() is not None:
-        what = f"autobatch: {name} changes a parameter or buffer when it is called"
+        problem = f"autobatch: {name} changes a parameter or buffer when it is called"
         hint = "keep no state between calls"
-        raise mismatch(RuntimeError, what, "equal results each time", where=where, hint=hint)
+        raise mismatch(RuntimeError, problem, "equal results each time", where=where, hint=hint)
     return sample
 
 
-def _without_derivative(form: Form, given: Sequence[Tensor]) -> list[int]:
+def _without_derivative(form: Form, rows: Sequence[Tensor]) -> list[int]:
     """Return which rows a form refuses if they require gradients.
 
     Rows that need none, such as the weights of a loss, lie beside rows that do.
     """
-    rows = [row.requires_grad_(has_gradient(row.dtype)).clone() for row in given]
+    rows = [row.requires_grad_(has_gradient(row.dtype)).clone() for row in rows]
     if not torch.is_grad_enabled() or not _refuses_gradients(form, rows):
         return []
     refused = list[int]()
-    for number in range(len(rows)):
-        alone = [row if n == number else row.detach() for n, row in enumerate(rows)]
-        if _refuses_gradients(form, alone):
+    for number, row in enumerate(rows):
+        only_one_requires = [each.detach() for each in rows]
+        only_one_requires[number] = row
+        if _refuses_gradients(form, only_one_requires):
             refused.append(number)
     return refused
 
@@ -255,7 +257,7 @@ def _detaching(form: Form, numbers: Sequence[int]) -> Form:
     return detached
 
 
-def _shapes(result: Any) -> list[Any]:
+def _shapes(result: object) -> list[torch.Size]:
     return [leaf.shape for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
 
 
@@ -277,21 +279,23 @@ def _filled(
     return torch.full((*axis, *row_type.shape), fill, dtype=row_type.dtype, device=device)
 
 
-def _described(result: Any, device: torch.device, name: str, where: str) -> tuple[list[Any], Any]:
+def _described(
+    result: object, device: torch.device, name: str, where: str
+) -> tuple[list[object], TreeSpec]:
     """Return the type of each tensor in a result, other objects as they are, and the structure."""
     if result is NotImplemented:
-        what = f"autobatch: {name} does not take operands of these types"
-        raise mismatch(TypeError, what, "tensors and numbers", where=where)
+        problem = f"autobatch: {name} does not take operands of these types"
+        raise mismatch(TypeError, problem, "tensors and numbers", where=where)
     leaves, structure = tree_flatten(result)
     tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
     if not tensors:
-        what = f"autobatch: {name} returns no tensor"
+        problem = f"autobatch: {name} returns no tensor"
         hint = "item() or tolist() of the argument, which suspend the example"
-        raise mismatch(TypeError, what, "at least one tensor", leaves, where=where, hint=hint)
+        raise mismatch(TypeError, problem, "at least one tensor", leaves, where=where, hint=hint)
     for tensor in tensors:
         if tensor.device.type not in ("meta", device.type):
-            what = f"autobatch: {name} returns a tensor on a different device"
-            raise mismatch(ValueError, what, device, tensor.device, where=where)
+            problem = f"autobatch: {name} returns a tensor on a different device"
+            raise mismatch(ValueError, problem, device, tensor.device, where=where)
     types = [
         TensorType(tuple(leaf.shape), leaf.dtype) if isinstance(leaf, Tensor) else leaf
         for leaf in leaves
@@ -299,7 +303,7 @@ def _described(result: Any, device: torch.device, name: str, where: str) -> tupl
     return types, structure
 
 
-def _mapped(call: Form, result: Any) -> Form:
+def _mapped(call: Form, result: object) -> Form:
     """Return a call under ``torch.vmap``, which takes functions that return tensors alone."""
     leaves, structure = tree_flatten(result)
 
@@ -314,7 +318,7 @@ def _mapped(call: Form, result: Any) -> Form:
     return form
 
 
-def _takes_vmap(call: RowCall, types: Sequence[TensorType], result: Any) -> bool:
+def _takes_vmap(call: RowCall, types: Sequence[TensorType], result: object) -> bool:
     """Return whether ``torch.vmap`` has a rule for a call, and keeps the dtypes of its results."""
     rows = [_without_content(each, 2) for each in types]
     try:
@@ -329,7 +333,7 @@ def _takes_vmap(call: RowCall, types: Sequence[TensorType], result: Any) -> bool
 
 
 def _has_kernel_under_vmap(
-    call: RowCall, types: Sequence[TensorType], device: torch.device, result: Any
+    call: RowCall, types: Sequence[TensorType], device: torch.device, result: object
 ) -> bool:
     """Return whether vmap has a rule for the kernel that a device has, and for its derivative."""
     mapped = _mapped(call.twin(Twins(content=True)), result)
@@ -348,8 +352,11 @@ def _one_by_one(call: Form) -> Form:
     def form(*rows: Tensor) -> Any:
         numbers = range(rows[0].size(0))
         results = [call(*(column[number] for column in rows)) for number in numbers]
-        columns = zip(*map(tree_leaves, results), strict=True)
-        stacked = [torch.stack(c) if isinstance(c[0], Tensor) else c[0] for c in columns]
-        return tree_unflatten(stacked, tree_flatten(results[0])[1])
+        _, structure = tree_flatten(results[0])
+        stacked = [
+            torch.stack(column) if isinstance(column[0], Tensor) else column[0]
+            for column in zip(*map(tree_leaves, results), strict=True)
+        ]
+        return tree_unflatten(stacked, structure)
 
     return form

@@ -1,18 +1,26 @@
 """The stand-in for a tensor while a model is recorded: a number and a row type."""
 
 import functools
+import operator
 import sys
 import threading
-from collections.abc import Callable, Iterator
-from typing import Any, NoReturn
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NoReturn, final
 
 import torch
 from torch import nn
+from torch.types import Number
 from torch.utils._pytree import tree_map_only
 
 from pyg_dynbatch.autobatch import recorder
 from pyg_dynbatch.autobatch.recorder import OPERATORS, SPECIAL, Method, RecordedValue
 from pyg_dynbatch.core.errors import mismatch
+
+if TYPE_CHECKING:
+    from pyg_dynbatch.autobatch.session import Session
+
+Content = Number | list["Content"]
+"""The content of a value, as Python numbers."""
 
 
 class NeedsPython(Exception):
@@ -23,25 +31,27 @@ class _Active(threading.local):
     """What happens on this thread."""
 
     examining = ""  # where the call was made that is compared with single rows
-    eager: Any = None  # where an example that runs alone emits: lists by name, and its number
+    # Where an example that runs alone emits, and its number.
+    eager: "tuple[EmittedValues, int] | None" = None
 
     @property
-    def session(self) -> Any:
+    def session(self) -> "Session | None":
         """The session that records."""
         return recorder.active_recorder()
 
     @session.setter
-    def session(self, session: Any) -> None:
+    def session(self, session: "Session | None") -> None:
         recorder.activate(session)
 
     def where(self) -> str:
         """Describe the example and the line that is running, if a model is recorded."""
-        return "" if self.session is None else self.session.where()
+        session = self.session
+        return "" if session is None else session.where()
 
-    def session_for(self, what: str) -> Any:
-        """Return the session, if any; say what a call does that cannot be examined."""
+    def session_for(self, reason: str) -> "Session | None":
+        """Return the session, if any; an examined module is refused for a reason."""
         if self.examining:
-            raise NeedsPython(what)
+            raise NeedsPython(reason)
         return self.session
 
 
@@ -50,6 +60,7 @@ unseen = torch._C.DisableTorchFunction
 """Hides what autobatch itself asks of tensors from modes, such as that of traces."""
 
 
+@final
 class Lazy(RecordedValue):
     """One value of one example, computed later together with those of other examples.
 
@@ -59,7 +70,15 @@ class Lazy(RecordedValue):
 
     __slots__ = ()
 
-    # What is known before the value: more of it is defined below, by name.
+    # Methods and properties of tensors are defined below, by name. Those that are used here:
+    shape: torch.Size
+    dtype: torch.dtype
+    ndim: int
+    to: Callable[[torch.dtype], "Lazy"]
+    transpose: Callable[[int, int], "Lazy"]
+    unbind: Callable[[], tuple["Lazy", ...]]
+
+    # What is known before the value.
 
     @property
     def device(self) -> torch.device:
@@ -69,8 +88,8 @@ class Lazy(RecordedValue):
     @property
     def requires_grad(self) -> bool:
         """Whether gradients flow back from the value."""
-        differentiable: bool = self.dtype.is_floating_point or self.dtype.is_complex
-        return bool(differentiable and self._session.needs_grad(self._number))
+        is_differentiable = self.dtype.is_floating_point or self.dtype.is_complex
+        return is_differentiable and self._session.needs_grad(self._number)
 
     @property
     def is_cuda(self) -> bool:
@@ -87,29 +106,28 @@ class Lazy(RecordedValue):
         """Iterate over the first dimension."""
         if not self.ndim:
             raise TypeError("iteration over a 0-d tensor")
-        first: Any = self
-        return iter(first.unbind())
+        return iter(self.unbind())
 
     # Reading the value.
 
-    def tolist(self) -> Any:
+    def tolist(self) -> Content:
         """Compute the value and return it as Python numbers."""
         return _copied(self._session.value_of(self))
 
-    def item(self) -> Any:
+    def item(self) -> Number:
         """Compute the value and return it as a Python number."""
-        found = self._number_or_list()
-        return torch.tensor(found).item() if type(found) is list else found
+        content = self._number_or_list()
+        return torch.tensor(content).item() if isinstance(content, list) else content
 
     def __bool__(self) -> bool:
-        found = self._number_or_list()
-        return bool(torch.tensor(found) if type(found) is list else found)
+        content = self._number_or_list()
+        return bool(torch.tensor(content) if isinstance(content, list) else content)
 
-    def _number_or_list(self) -> Any:
-        found = self._session.value_of(self)
-        while type(found) is list and len(found) == 1:
-            (found,) = found
-        return found
+    def _number_or_list(self) -> Content:
+        content = self._session.value_of(self)
+        while isinstance(content, list) and len(content) == 1:
+            (content,) = content
+        return content
 
     def __int__(self) -> int:
         return int(self.item())
@@ -118,8 +136,7 @@ class Lazy(RecordedValue):
         return float(self.item())
 
     def __index__(self) -> int:
-        found: int = self.item().__index__()
-        return found
+        return operator.index(self.item())  # type: ignore[arg-type] # which refuses other numbers
 
     def __repr__(self) -> str:
         return f"Lazy({self._session.table.row_types[self._kind]})"
@@ -130,69 +147,83 @@ class Lazy(RecordedValue):
     # What a lazy value cannot do.
 
     def __getattr__(self, name: str) -> NoReturn:
-        what = f"autobatch: no {name!r} of a value that has not been computed"
+        problem = f"autobatch: no {name!r} of a value that has not been computed"
         hint = ""
         if name in ("backward", "grad", "retain_grad", "register_hook"):
             hint = "return the value from the model, and use it there"
-        raise _refused(self, what, kind=AttributeError, hint=hint)
+        raise _refused(self, problem, kind=AttributeError, hint=hint)
 
-    def numpy(self, *_: Any, **__: Any) -> NoReturn:
+    def numpy(self, *_: object, **__: object) -> NoReturn:
         """Raise an error: there is no value yet."""
-        what = "autobatch: numpy() of a value that has not been computed"
+        problem = "autobatch: numpy() of a value that has not been computed"
         hint = "tolist() or item() compute it; torch operations are recorded"
-        raise _refused(self, what, kind=RuntimeError, hint=hint)
+        raise _refused(self, problem, kind=RuntimeError, hint=hint)
 
     __array__ = numpy
     __array_ufunc__ = None
 
-    def __setitem__(self, *_: Any) -> NoReturn:
+    def __setitem__(self, *_: object) -> NoReturn:
         raise _in_place(self, "an assignment to an index")
 
-    def __reduce_ex__(self, _: Any) -> NoReturn:
+    def __reduce_ex__(self, _: object) -> NoReturn:
         """Raise an error: a value belongs to one call of the model."""
-        what = "autobatch: a lazy value cannot be pickled or copied"
-        raise _refused(self, what, hint="return it from the model, or emit it")
+        problem = "autobatch: a lazy value cannot be pickled or copied"
+        raise _refused(self, problem, hint="return it from the model, or emit it")
 
+
+TensorOrLazy = torch.Tensor | Lazy
+"""What is a tensor to the user's code: one with content, or a value that is computed later."""
+
+EmittedValues = dict[str, tuple[list[TensorOrLazy], list[int]]]
+"""Values that were emitted, by name, and the example of each."""
 
 _find_impl = functools._find_impl  # type: ignore[attr-defined]
 
 
-def find_implementation(kind: type, registry: Any) -> Any:
+def find_implementation(
+    kind: type, registry: Mapping[type, Callable[..., Any]]
+) -> Callable[..., Any] | None:
     """Return what ``functools.singledispatch`` calls for a class; a lazy value is a tensor."""
     return _find_impl(torch.Tensor if kind is Lazy else kind, registry)
 
 
-def _copied(numbers: Any) -> Any:
-    return [*map(_copied, numbers)] if type(numbers) is list else numbers
+def _copied(content: Content) -> Content:
+    return [*map(_copied, content)] if isinstance(content, list) else content
 
 
-def _refused(value: Lazy, what: str, kind: type[Exception] = TypeError, **facts: str) -> Exception:
-    return mismatch(kind, what, got=repr(value), where=value._session.where(), **facts)
+def _refused(
+    value: Lazy, problem: str, kind: type[Exception] = TypeError, *, hint: str
+) -> Exception:
+    return mismatch(kind, problem, got=repr(value), where=value._session.where(), hint=hint)
 
 
 def _in_place(value: Lazy, name: str) -> Exception:
-    what = f"autobatch: {name} would change a value in place"
+    problem = f"autobatch: {name} would change a value in place"
     hint = "the form that returns a new tensor, such as x = x + y instead of x += y"
-    return _refused(value, what, hint=hint)
+    return _refused(value, problem, hint=hint)
 
 
 def _no_session(func: Callable[..., Any]) -> NoReturn:
     if ACTIVE.examining:
-        what = "autobatch: a submodule uses a recorded value that is not among its arguments"
+        problem = "autobatch: a submodule uses a recorded value that is not among its arguments"
         hint = "pass the value as an argument, or use functional_call in the forward of a submodule"
-        raise mismatch(RuntimeError, what, where=ACTIVE.examining, hint=hint)
-    what = f"autobatch: {getattr(func, '__name__', func)} of a lazy value outside the model"
-    wanted = "lazy values used only while the model is called"
+        raise mismatch(RuntimeError, problem, where=ACTIVE.examining, hint=hint)
+    problem = f"autobatch: {getattr(func, '__name__', func)} of a lazy value outside the model"
+    expected = "lazy values used only while the model is called"
     hint = "return the value from the model, or autobatch.emit it"
-    raise mismatch(RuntimeError, what, wanted, "a value of an earlier call", hint=hint)
+    raise mismatch(RuntimeError, problem, expected, "a value of an earlier call", hint=hint)
 
 
-def _answer(func: Callable[..., Any], args: Any, kwargs: Any = None) -> Any:
+def _answer(
+    func: Callable[..., Any], args: Sequence[object], kwargs: Mapping[str, object] | None = None
+) -> object:
     """Answer a function of torch that asks for what is known of a value, or reads it."""
+    kwargs = kwargs or {}
     if func in COMPARISONS:
-        args, kwargs = tree_map_only(Lazy, _computed, (args, kwargs or {}))
+        args, kwargs = tree_map_only(Lazy, _computed, (args, kwargs))
         return func(*args, **kwargs)
-    return getattr([*args, *(kwargs or {}).values()][0], func.__name__)()
+    value, *_ = (*args, *kwargs.values())
+    return getattr(value, func.__name__)()
 
 
 def _computed(value: Lazy) -> torch.Tensor:
@@ -200,27 +231,28 @@ def _computed(value: Lazy) -> torch.Tensor:
     return content.reshape(value.shape)
 
 
-def _comparison(func: Callable[..., Any]) -> Callable[..., Any]:
-    def method(self: Lazy, *args: Any, **kwargs: Any) -> Any:
+def _comparison(func: Callable[..., Any]) -> Callable[..., object]:
+    def method(self: Lazy, *args: object, **kwargs: object) -> object:
         return _answer(func, (self, *args), kwargs)
 
     return method
 
 
-def _known(name: str) -> Any:
+def _known(name: str) -> Callable[..., object] | property:
     """Return a method or property that a tensor without content answers."""
-    found = getattr(torch.Tensor, name)
+    of_tensor = getattr(torch.Tensor, name)
+    is_method = callable(of_tensor)
+    read = of_tensor if is_method else of_tensor.__get__
 
-    def method(self: Lazy, *args: Any, **kwargs: Any) -> Any:
+    def method(self: Lazy, *args: object, **kwargs: object) -> object:
         with unseen():
             return read(self._session.table.samples[self._kind], *args, **kwargs)
 
-    read = found if callable(found) else found.__get__
-    return method if callable(found) else property(method)
+    return method if is_method else property(method)
 
 
-def _refuse(name: str) -> Callable[..., Any]:
-    def method(self: Lazy, *_: Any, **__: Any) -> NoReturn:
+def _refuse(name: str) -> Callable[..., NoReturn]:
+    def method(self: Lazy, *_: object, **__: object) -> NoReturn:
         raise _in_place(self, name)
 
     return method
@@ -231,7 +263,7 @@ class _References:
 
     count = 0
 
-    def __iadd__(self, _: Any) -> "_References":
+    def __iadd__(self, _: object) -> "_References":
         _References.count = sys.getrefcount(self)
         return self
 
@@ -244,28 +276,28 @@ def _count_references() -> None:
 _count_references()
 
 
-def _like(value: Any, result: Any, name: str) -> Any:
+def _like(value: Lazy, result: Lazy, name: str) -> Lazy:
     """Give a result the dtype that a value would keep if it were changed in place."""
-    same_kind = torch.can_cast(result.dtype, value.dtype)
-    if result.shape != value.shape or not same_kind:
-        what = f"autobatch: {name} gives a value of another shape or kind"
+    is_same_kind = torch.can_cast(result.dtype, value.dtype)
+    if result.shape != value.shape or not is_same_kind:
+        problem = f"autobatch: {name} gives a value of another shape or kind"
         expected = f"{value.dtype} {list(value.shape)}"
         got = f"{result.dtype} {list(result.shape)}"
         hint = "a new name, x = x + y"
-        raise mismatch(RuntimeError, what, expected, got, where=ACTIVE.where(), hint=hint)
+        raise mismatch(RuntimeError, problem, expected, got, where=ACTIVE.where(), hint=hint)
     return result if result.dtype == value.dtype else result.to(value.dtype)
 
 
-def _rebinding(operator: str, symbol: str) -> Callable[..., Any]:
+def _rebinding(method_name: str, symbol: str) -> Callable[[Lazy, object], Lazy]:
     """Return what ``x += y`` does: ``x = x + y``, which is the same if nothing else refers to x."""
 
-    def method(self: Lazy, other: Any) -> Any:
+    def method(self: Lazy, other: object) -> Lazy:
         session = self._session
         is_shared = sys.getrefcount(self) > _References.count or session.is_shared(self._number)
         # Under no_grad the value would keep its gradient, which a new one does not.
         if is_shared or (session.grad and not torch.is_grad_enabled()):
             raise _in_place(self, f"{symbol}=")
-        return _like(self, getattr(self, operator)(other), f"{symbol}=")
+        return _like(self, getattr(self, method_name)(other), f"{symbol}=")
 
     return method
 
@@ -287,7 +319,12 @@ for _func in (getattr(torch.Tensor, name) for name in (*_KNOWN, *_OTHER)):
     METADATA.add(_func if callable(_func) else _func.__get__)
 METADATA |= {torch.result_type, torch.Tensor.is_inference}
 METADATA.add(torch.Tensor._version.__get__)  # type: ignore[attr-defined]
-COMPARISONS: set[Any] = {torch.equal, torch.allclose, torch.Tensor.equal, torch.Tensor.allclose}
+COMPARISONS: set[Callable[..., Any]] = {
+    torch.equal,
+    torch.allclose,
+    torch.Tensor.equal,
+    torch.Tensor.allclose,
+}
 """Functions that read values, and return a Python boolean."""
 COMPARISONS |= {torch.is_nonzero, torch.Tensor.is_nonzero}
 for _name in _KNOWN:
@@ -316,10 +353,9 @@ for _name, _symbol in zip(OPERATORS, _SYMBOLS, strict=True):
 _item = vars(RecordedValue)["__getitem__"]
 
 
-def _get_item(self: Lazy, index: Any) -> Any:
+def _get_item(self: Lazy, index: object) -> object:
     """Record an index; the places of a mask that is no recorded value are known now."""
-    is_known = isinstance(index, torch.Tensor) and not isinstance(index, Lazy)
-    if is_known and index.dtype == torch.bool:
+    if type(index) is not Lazy and isinstance(index, torch.Tensor) and index.dtype == torch.bool:
         index = index.nonzero().unbind(1)
     return _item.__get__(self)(index)
 

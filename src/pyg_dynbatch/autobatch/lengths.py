@@ -9,18 +9,17 @@ lengths alone. ``Embedding(int64[7])`` and ``Embedding(int64[9])`` are one famil
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
-from torch import nn
 
 from pyg_dynbatch.autobatch.families import BY_LENGTH, Family, Recipe, VaryingType, recipe_of
-from pyg_dynbatch.autobatch.forms import Examined
+from pyg_dynbatch.autobatch.forms import Examined, RowCall
 from pyg_dynbatch.core.operation import Ragged, row_type_of
-from pyg_dynbatch.core.types import TensorType, has_gradient
+from pyg_dynbatch.core.types import TensorType, has_gradient, parts_of
 
 if TYPE_CHECKING:
-    from pyg_dynbatch.autobatch.signatures import SignatureSite, SignatureTable, Spec
+    from pyg_dynbatch.autobatch.signatures import InputType, SignatureSite, SignatureTable, Spec
 
 MOST_LENGTHS = 4
 """How many lengths an axis of the tensors of examples may have before all share a step."""
@@ -39,16 +38,16 @@ class Lengths:
         self.table = table
         self.types: dict[VaryingType, int] = {}  # the row type of its buffer
         self.buffers: dict[int, VaryingType] = {}  # the reverse
-        self._sizes = defaultdict[VaryingType, set[int]](set)
-        # Row types of vectors of examples, and those that calls on rows of fixed shapes return.
-        self._vectors = set[int]()
-        self._fixed = set[int]()
+        self._sizes = defaultdict[VaryingType, set[int]](set)  # that were seen
+        self._vectors = set[int]()  # row types of vectors of examples
+        self._fixed = set[int]()  # these, and those that calls on rows of fixed shapes return
         self._type_of_kind: list[VaryingType | None] = []
         self._has_new_types = False
-        self._recipes: dict[Any, Recipe] = {}  # by keys without lengths
-        self._leaves: dict[Any, Sequence[Any]] = {}  # the results of one length, by these keys
-        # By these keys, and the types of results.
-        self._families: dict[Any, tuple[Family, SignatureSite]] = {}
+        self._recipes: dict[tuple[object, ...], Recipe] = {}  # by keys without lengths
+        # The results of one length, by these keys.
+        self._leaves: dict[tuple[object, ...], Sequence[object]] = {}
+        # By these keys, and the types of results; of calls with ragged arguments by site.
+        self._families: dict[object, tuple[Family, SignatureSite]] = {}
         self._targets: list[int] = []  # of each site the number of what is scheduled
 
     def start(self) -> None:
@@ -106,31 +105,29 @@ class Lengths:
     def _look_at_kinds(self) -> None:
         for kind in range(len(self._type_of_kind), len(self.table.row_types)):
             row_type = self.table.row_types[kind]
-            known = (each for each in self.types if each.fits(row_type))
             is_fixed = kind in self._fixed or row_type.tag
-            self._type_of_kind.append(None if is_fixed else next(known, None))
+            fitting = (each for each in self.types if each.fits(row_type))
+            self._type_of_kind.append(None if is_fixed else next(fitting, None))
 
-    def _type_of_input(self, wanted: Any) -> VaryingType | None:
-        if isinstance(wanted, Ragged) or not self.types:
+    def _type_of_input(self, input_type: "InputType") -> VaryingType | None:
+        if isinstance(input_type, Ragged) or not self.types:
             return None
-        return self.type_of(self.table.outside_of(wanted).kinds[0])
+        return self.type_of(self.table.outside_of(input_type).kinds[0])
 
     # New signatures.
 
-    def known(self, spec: "Spec", make_call: Callable[[], Any]) -> Examined | None:
+    def known(self, spec: "Spec", make_call: Callable[[], RowCall]) -> Examined | None:
         """Return how a signature is run, if one that differs in length alone was examined."""
-        types = [self._type_of_input(wanted) for wanted in spec.inputs]
+        types = [self._type_of_input(input_type) for input_type in spec.inputs]
         if not any(types):
             return None
         recipe = self._recipes.get(self._key_of(spec))
         if recipe is None or recipe.known is None:
             return None
-        lengths = {
-            size
-            for kind, row_type in zip(types, spec.inputs, strict=True)
-            if kind is not None
-            for size in kind.sizes_of(row_type)
-        }
+        lengths = set[int]()
+        for varying_type, input_type in zip(types, spec.inputs, strict=True):
+            if varying_type is not None and isinstance(input_type, TensorType):
+                lengths.update(varying_type.sizes_of(input_type))
         if len(lengths) > 1 or (length := recipe.length_of(lengths.pop())) <= 0:
             return None
         results = iter(recipe.results)
@@ -144,33 +141,36 @@ class Lengths:
 
     def meet(self, spec: "Spec", examined: Examined) -> None:
         """Choose how the family of a signature is run, and declare the types of its results."""
-        types = [self._type_of_input(wanted) for wanted in spec.inputs]
+        types = [self._type_of_input(input_type) for input_type in spec.inputs]
         if not any(types):
             return
         key = self._key_of(spec)
         if key not in self._recipes:
-            module = self._module_of(spec)
+            module = self.table.module_of(spec)
             self._recipes[key] = recipe_of(spec, module, types, examined, self.table.examine)
             self._leaves[key] = examined.leaves
             for varying_type in filter(None, self._recipes[key].results):
                 self._declare(varying_type)
         for before, leaf in zip(self._leaves[key], examined.leaves, strict=False):
-            if _differ_in_lengths(before, leaf):
-                self._declare(VaryingType.between(before, leaf))
+            if isinstance(before, TensorType) and isinstance(leaf, TensorType):
+                self._see_results(before, leaf)
+
+    def _see_results(self, one: TensorType, other: TensorType) -> None:
+        """Declare the type of results that differ in lengths alone."""
+        is_alike = one.dtype == other.dtype and len(one.shape) == len(other.shape)
+        if is_alike and one != other:
+            self._declare(VaryingType.between(one, other))
 
     def made(self, site: "SignatureSite") -> None:
         """Note the row types of the results of a new signature."""
         if site.spec is not None and not any(map(self._type_of_input, site.spec.inputs)):
             self._has_new_types |= self._fix(site.kinds)
 
-    def _module_of(self, spec: "Spec") -> nn.Module | None:
-        return self.table.modules[spec.target] if isinstance(spec.target, str) else None
-
-    def _key_of(self, spec: "Spec") -> tuple[Any, ...]:
+    def _key_of(self, spec: "Spec") -> tuple[object, ...]:
         """Return the key of a signature without lengths."""
         return tuple(
-            (self._type_of_input(part) or part) if isinstance(part, TensorType) else part
-            for part in spec.key
+            (self._type_of_input(token) or token) if isinstance(token, TensorType) else token
+            for token in spec.key
         )
 
     # Scheduling.
@@ -184,49 +184,52 @@ class Lengths:
 
     def _target_of(self, site: "SignatureSite") -> int:
         results = [self.type_of(kind) for kind in site.kinds]
-        if site.spec is None:  # rows from outside
-            known = results[0]
-            return site.number if known is None else self.table.outside[known.buffer].number
-        if not self._has_any_length(site, results):
-            return site.number
         spec = site.spec
-        examined = site.examined
-        self.meet(spec, examined)  # type: ignore[arg-type]
-        key = self._key_of(spec)
-        exact: Any = (
-            key,
-            tuple(known or kind for kind, known in zip(site.kinds, results, strict=True)),
-        )
-        if any(isinstance(wanted, Ragged) for wanted in spec.inputs):
-            exact = site.number
-        types = [self._type_of_input(wanted) for wanted in spec.inputs]
-        if exact not in self._families:
-            family = Family(self._recipes.get(key, BY_LENGTH), types, results)
-            self._families[exact] = family, self.table.add_family(site, family)
-        family, target = self._families[exact]
+        if spec is None:  # rows from outside
+            (varying_type,) = results
+            if varying_type is None:
+                return site.number
+            return self.table.outside[varying_type.buffer].number
+        if not any(results) and not self._takes_any_length(spec):
+            return site.number
+        self.meet(spec, site.examined)  # type: ignore[arg-type]
+        family, target = self._family_of(site, spec, results)
         shapes = tuple(
-            None if known is None else wanted.shape
-            for known, wanted in zip(types, spec.inputs, strict=True)
+            input_type.shape
+            if isinstance(input_type, TensorType) and self._type_of_input(input_type)
+            else None
+            for input_type in spec.inputs
         )
         family.members[shapes] = self.table.form_of(site)
         return target.number
 
-    def _has_any_length(self, site: "SignatureSite", results: Sequence[Any]) -> bool:
-        """Return whether an argument or result has any length."""
-        inputs = [row_type_of(wanted) for wanted in site.spec.inputs]  # type: ignore[union-attr]
-        return any(results) or any(map(self._type_of_input, inputs))
+    def _takes_any_length(self, spec: "Spec") -> bool:
+        """Return whether an argument, ragged or not, has any length."""
+        for input_type in spec.inputs:
+            if any(map(self._type_of_input, parts_of(row_type_of(input_type)))):
+                return True
+        return False
+
+    def _family_of(
+        self, site: "SignatureSite", spec: "Spec", results: Sequence[VaryingType | None]
+    ) -> "tuple[Family, SignatureSite]":
+        """Return the family of a signature, and its site; add both if they are new."""
+        key = self._key_of(spec)
+        types_of_results = [known or kind for kind, known in zip(site.kinds, results, strict=True)]
+        exact: object = (key, *types_of_results)
+        if any(isinstance(input_type, Ragged) for input_type in spec.inputs):
+            exact = site.number
+        if exact not in self._families:
+            inputs = [self._type_of_input(input_type) for input_type in spec.inputs]
+            family = Family(self._recipes.get(key, BY_LENGTH), inputs, results)
+            self._families[exact] = family, self.table.add_family(site, family)
+        return self._families[exact]
 
     def buffer_of(self, kind: int) -> int:
         """Return the row type of the buffer in which rows of a row type are kept."""
-        known = self.type_of(kind)
-        return kind if known is None else self.types[known]
+        varying_type = self.type_of(kind)
+        return kind if varying_type is None else self.types[varying_type]
 
 
-def _of_length(leaf: TensorType, kind: VaryingType | None, length: int) -> TensorType:
-    return leaf if kind is None else kind.row_type(length)
-
-
-def _differ_in_lengths(one: Any, other: Any) -> bool:
-    if not isinstance(one, TensorType) or not isinstance(other, TensorType):
-        return False
-    return one != other and one.dtype == other.dtype and len(one.shape) == len(other.shape)
+def _of_length(leaf: TensorType, varying_type: VaryingType | None, length: int) -> TensorType:
+    return leaf if varying_type is None else varying_type.row_type(length)

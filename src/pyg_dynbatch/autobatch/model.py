@@ -92,9 +92,9 @@ class AutoBatch(nn.Module):
     ) -> None:  # fmt: skip
         super().__init__()
         if not isinstance(module, nn.Module) or isinstance(module, AutoBatch):
-            what = "autobatch: not a module for one example"
+            problem = "autobatch: not a module for one example"
             got = type(module).__name__
-            raise mismatch(TypeError, what, "an nn.Module", got)
+            raise mismatch(TypeError, problem, "an nn.Module", got)
         # Past nn.Module.__setattr__: a submodule `plain` would change all names of parameters.
         vars(self).update(plain=module, policy=checked_policy(policy), cache=cache, emitted={})
         if loop_below is not None:
@@ -272,7 +272,7 @@ class AutoBatch(nn.Module):
 
 
 def _finished(session: Session, outcome: Outcome) -> Outcome:
-    session.finish(outcome.wanted())
+    session.finish(outcome.values_read())
     return outcome
 
 
@@ -290,9 +290,9 @@ def _replayed(session: Session, examples: Iterable[Example]) -> Outcome | None:
 def _code_of(part: nn.Module) -> tuple[Any, ...]:
     """Identify what a module runs, which may be replaced between two calls."""
     if isinstance(part, torch.jit.ScriptModule):
-        what = "autobatch: a scripted module is part of the model"
+        problem = "autobatch: a scripted module is part of the model"
         hint = "the module itself"
-        raise mismatch(TypeError, what, "modules in Python", part.original_name, hint=hint)
+        raise mismatch(TypeError, problem, "modules in Python", part.original_name, hint=hint)
     forward = vars(part).get("forward") or type(part).forward
     hooks = (name for kind in HOOKS for name in getattr(part, kind))
     return id(part), part.training, forward, *hooks
@@ -364,9 +364,9 @@ def emit(name: str, value: Any) -> None:
     if ACTIVE.examining:
         raise NeedsPython("it emits values")  # so that each of its calls is recorded
     if not isinstance(value, Tensor | Lazy):
-        what = f"autobatch.emit: {name!r} is not a tensor"
+        problem = f"autobatch.emit: {name!r} is not a tensor"
         where = session.where() if session else ""
-        raise mismatch(TypeError, what, "a tensor", describe_value(value), where=where)
+        raise mismatch(TypeError, problem, "a tensor", describe_value(value), where=where)
     if session is not None:
         session.emit(name, value)
     elif (eager := ACTIVE.eager) is not None:
@@ -420,12 +420,12 @@ def recurse(function: Callable[[Any], Any], argument: Any) -> Any:
     value = None
     while stack:
         try:
-            wanted = stack[-1].send(value)
+            next_argument = stack[-1].send(value)
         except StopIteration as stop:
             stack.pop()
             value = stop.value
         else:
-            stack.append(function(wanted))
+            stack.append(function(next_argument))
             value = None
     return value
 
@@ -464,11 +464,11 @@ def _recording(session: Session, root: nn.Module) -> Iterator[None]:
         ACTIVE.session = session
         yield
     except RecursionError as error:
-        what = "autobatch: the model calls itself too deeply for Python"
-        wanted = f"at most about {sys.getrecursionlimit()} calls inside one another"
+        problem = "autobatch: the model calls itself too deeply for Python"
+        expected = f"at most about {sys.getrecursionlimit()} calls inside one another"
         hint = "autobatch.recurse(function, root), or a stack of your own"
         where = f"example {session.example}"
-        raise mismatch(RecursionError, what, wanted, where=where, hint=hint) from error
+        raise mismatch(RecursionError, problem, expected, where=where, hint=hint) from error
     except Exception as error:
         noted = isinstance(error.args[0] if error.args else "", Mismatch)
         noted |= any(note.startswith(NOTE) for note in getattr(error, "__notes__", ()))
@@ -478,7 +478,7 @@ def _recording(session: Session, root: nn.Module) -> Iterator[None]:
         if "Lazy(" in str(error) or any(
             holds_values(v) for f in inner for v in f.f_locals.values()
         ):
-            what = "autobatch: a function was given a value that has not been computed"
+            problem = "autobatch: a function was given a value that has not been computed"
             hint = "call it in a submodule that is not opened, which is run on real tensors"
             if any("_higher_order_ops" in frame.f_code.co_filename for frame in inner):
                 hint = "autobatch.cond or autobatch.while_loop, which take the same arguments"
@@ -486,7 +486,7 @@ def _recording(session: Session, root: nn.Module) -> Iterator[None]:
             for part, (_, reason) in session.table.opened.items():
                 if any(owner is part for owner in owners):
                     hint += f" ({type(part).__name__} is recorded call by call: {reason})"
-            raise failed(error, what, session.where(line), hint) from error
+            raise failed(error, problem, session.where(line), hint) from error
         if session.example is not None:
             error.add_note(f"{NOTE}{session.where(line)}")
         raise
@@ -509,20 +509,20 @@ def _raised(error: Exception) -> tuple[str, list[FrameType]]:
 def _checked(examples: Any) -> list[Any]:
     """List the examples of a call."""
     if (session := ACTIVE.session) is not None:
-        what = "autobatch: a batched model is called inside a batched model"
+        problem = "autobatch: a batched model is called inside a batched model"
         hint = "call the plain module there: its calls are batched with the others"
-        facts = (what, "a plain module", "autobatch(...)")
+        facts = (problem, "a plain module", "autobatch(...)")
         raise mismatch(RuntimeError, *facts, where=session.where(), hint=hint)
     if isinstance(examples, Schedule):
-        what = "autobatch: a scheduled batch can only be run batched"
-        raise mismatch(TypeError, what, "the examples themselves", "a Schedule")
+        problem = "autobatch: a scheduled batch can only be run batched"
+        raise mismatch(TypeError, problem, "the examples themselves", "a Schedule")
     if isinstance(examples, str | Mapping) or not isinstance(examples, Iterable):
-        what = "autobatch: not a list of examples"
+        problem = "autobatch: not a list of examples"
         got = describe_value(examples)
-        raise mismatch(TypeError, what, "a list, or an iterable such as a generator", got)
+        raise mismatch(TypeError, problem, "a list, or an iterable such as a generator", got)
     if not (examples := list(examples)):
-        what = "autobatch: the list of examples is empty"
-        raise mismatch(ValueError, what, "at least one example", 0)
+        problem = "autobatch: the list of examples is empty"
+        raise mismatch(ValueError, problem, "at least one example", 0)
     return examples
 
 
@@ -538,11 +538,13 @@ def _seed(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def seed(*args: Any, **kwargs: Any) -> Any:
         if ACTIVE.session is not None:
-            what = "autobatch: the model seeds torch while it is recorded"
+            problem = "autobatch: the model seeds torch while it is recorded"
             expected = "random numbers of the calls themselves, which are drawn later"
             hint = "seed before the call of the model; or draw from a torch.Generator of your own"
             where = ACTIVE.where()
-            raise mismatch(RuntimeError, what, expected, original.__name__, where=where, hint=hint)
+            raise mismatch(
+                RuntimeError, problem, expected, original.__name__, where=where, hint=hint
+            )
         return original(*args, **kwargs)
 
     return seed
@@ -611,9 +613,9 @@ def _release(kinds: Iterable[type]) -> None:
 def _collect(session: Session, results: list[Any]) -> tuple[list[ResultColumn], Any]:
     """Collect the leaves of all results; also return their structure."""
     found, structure = _columns_of(results)
-    what = "autobatch: examples return tensors of different shapes or dtypes"
+    problem = "autobatch: examples return tensors of different shapes or dtypes"
     columns: list[ResultColumn] = [
-        _lazy_column(session, column, what, range(len(column)))
+        _lazy_column(session, column, problem, range(len(column)))
         if any(isinstance(leaf, Lazy | Tensor) for leaf in column)
         else column
         for column in found
@@ -627,14 +629,14 @@ def _emitted(session: Session) -> dict[str, tuple[ResultColumn, Sequence[int]]]:
     for name, (values, examples) in session.emitted.items():
         order = sorted(range(len(examples)), key=examples.__getitem__)
         examples = [examples[n] for n in order]
-        what = f"autobatch.emit: values of {name!r} differ in shape or dtype"
-        column = _lazy_column(session, [values[n] for n in order], what, examples)
+        problem = f"autobatch.emit: values of {name!r} differ in shape or dtype"
+        column = _lazy_column(session, [values[n] for n in order], problem, examples)
         found[name] = column, examples
     return found
 
 
 def _lazy_column(
-    session: Session, column: Sequence[Any], what: str, examples: Sequence[int]
+    session: Session, column: Sequence[Any], problem: str, examples: Sequence[int]
 ) -> tuple[int, list[int]]:
     values: list[Lazy] = []
     for leaf in column:
@@ -643,9 +645,9 @@ def _lazy_column(
         elif isinstance(leaf, Tensor):
             value = session.outside_row(leaf)
         else:
-            what = "autobatch: examples return different types"
+            problem = "autobatch: examples return different types"
             where = f"example {len(values)}"
-            raise mismatch(TypeError, what, "a tensor", describe_value(leaf), where=where)
+            raise mismatch(TypeError, problem, "a tensor", describe_value(leaf), where=where)
         if value._session is not session:
             value = session.foreign(value)
         values.append(value)
@@ -653,9 +655,9 @@ def _lazy_column(
     if len(kinds) > 1:
         number = next(n for n, value in enumerate(values) if value._kind != values[0]._kind)
         types = (str(session.table.row_types[kind]) for kind in list(kinds)[:2])
-        hint = "" if what.startswith("autobatch.emit") else _ANY_NUMBER
+        hint = "" if problem.startswith("autobatch.emit") else _ANY_NUMBER
         where = f"example {examples[number]}"
-        raise mismatch(ValueError, what, *types, where=where, hint=hint)
+        raise mismatch(ValueError, problem, *types, where=where, hint=hint)
     return values[0]._kind, [value._number for value in values]
 
 
@@ -674,9 +676,9 @@ def _columns_of(results: list[Any]) -> tuple[list[list[Any]], Any]:
     first = parts[0]
     for number, spec in enumerate(parts):
         if spec != first:
-            what = "autobatch: examples return different structures"
+            problem = "autobatch: examples return different structures"
             where = f"example {number}"
-            raise mismatch(ValueError, what, first, spec, where=where, hint=_ANY_NUMBER)
+            raise mismatch(ValueError, problem, first, spec, where=where, hint=_ANY_NUMBER)
     return [leaves[n :: first.num_leaves] for n in range(first.num_leaves)], first
 
 

@@ -18,8 +18,8 @@ def plan(
     *,
     alive: np.ndarray,
     places: np.ndarray,
-    needed: Sequence[int] | None = None,
-    wanted: np.ndarray | None = None,
+    read_now: Sequence[int] | None = None,
+    read_later: np.ndarray | None = None,
 ) -> tuple[Steps, np.ndarray]:
     """Schedule calls; the rows of their values are known afterwards.
 
@@ -29,19 +29,20 @@ def plan(
         policy: Order of the steps.
         alive: Of each value, whether the model may read it later.
         places: Of each value, where in the user's code it was made.
-        needed: Values that are read now: calls that can wait do; by default no call waits.
-        wanted: Values that are read later, and on which the calls that are made depend; by default
-            all that the model may read.
+        read_now: Values for which calls are made now, while calls that can wait do; by default no
+            call waits.
+        read_later: The only values that are read later, so that other calls are left out; by
+            default all that the model may read.
 
     Returns:
         The steps, and where the calls begin that are left out.
     """
     kept = alive.copy()
-    if wanted is not None:
+    if read_later is not None:
         kept[:] = 0
-        kept[wanted] = 1
+        kept[read_later] = 1
     calls = _merged(records)
-    is_left_out = _left_out(calls, kept, needed, wanted)
+    is_left_out = _left_out(calls, kept, read_now, read_later)
     left_out = calls.member[is_left_out]
     if left_out.size:
         calls = _merged(records._replace(begins=calls.member[~is_left_out]))
@@ -55,13 +56,13 @@ def _merged(records: Records) -> Calls:
 
 
 def _left_out(
-    calls: Calls, kept: np.ndarray, needed: Sequence[int] | None, wanted: np.ndarray | None
+    calls: Calls, kept: np.ndarray, read_now: Sequence[int] | None, read_later: np.ndarray | None
 ) -> np.ndarray:
     """Return which calls are not made now; values that they read later are marked in ``kept``."""
-    if needed is not None:
-        return scheduling.choose(calls, needed, kept, joins=True)
-    if wanted is not None:  # the derivative of what nobody reads could be infinite
-        return scheduling.choose(calls, wanted, kept.copy(), joins=False)
+    if read_now is not None:
+        return scheduling.choose(calls, read_now, kept, joins=True)
+    if read_later is not None:  # the derivative of what nobody reads could be infinite
+        return scheduling.choose(calls, read_later, kept.copy(), joins=False)
     return np.zeros(calls.num_calls, dtype=bool)
 
 

@@ -10,23 +10,24 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain, islice
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn, Protocol, final
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_flatten, tree_unflatten
+from torch.autograd.function import FunctionCtx
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from pyg_dynbatch.autobatch.forms import Examined
-from pyg_dynbatch.autobatch.lazy import ACTIVE, Lazy, NeedsPython
+from pyg_dynbatch.autobatch.lazy import ACTIVE, Lazy, NeedsPython, TensorOrLazy
 from pyg_dynbatch.autobatch.ragged import as_row
 from pyg_dynbatch.autobatch.recorder import Recorder
 from pyg_dynbatch.autobatch.session import Session
-from pyg_dynbatch.autobatch.signatures import Own, SignatureSite, SignatureTable, Spec
+from pyg_dynbatch.autobatch.signatures import NO_TEMPLATE, Own, SignatureSite, SignatureTable, Spec
 from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.core.operation import Ragged
 from pyg_dynbatch.core.program import BatchedCall, Call, Program
 from pyg_dynbatch.core.recording import DecodedRecord, records_of
-from pyg_dynbatch.core.types import RaggedRows, TensorType, has_gradient
+from pyg_dynbatch.core.types import RaggedRows, TensorType, has_gradient, parts_of
 
 
 class Operands:
@@ -36,14 +37,15 @@ class Operands:
         self.session = session
         self.values = [*values]
         self.state = state  # how many of them change from one iteration to the next
-        self.captured: dict[Any, tuple[int, Any]] = {}  # positions, and what is kept alive
+        # Positions by values, or by the identity of tensors, which are kept alive.
+        self.captured: dict[int | tuple[int], tuple[int, Tensor | None]] = {}
 
     def position_of(self, value: Lazy, source: Tensor | None = None) -> int:
         """Return the position of a value that stays the same, and that of its tensor if it has one.
 
         Not by the value alone: a number that happens to equal another would change the program.
         """
-        key = value._number if source is None else (id(source),)
+        key: int | tuple[int] = value._number if source is None else (id(source),)
         if key not in self.captured:
             self.captured[key] = len(self.values), source
             self.values.append(value)
@@ -67,9 +69,13 @@ class Body(Session):
 
     @classmethod
     def of(
-        cls, operands: Operands, owner: str, function: Callable[..., Any],
-        arguments: Callable[["Body"], Sequence[Any]], leaves: Callable[[Any], Sequence[Any]],
-    ) -> "tuple[Body, tuple[int, ...]]":  # fmt: skip
+        cls,
+        operands: Operands,
+        owner: str,
+        function: Callable[..., Any],
+        arguments: Callable[["Body"], Sequence[object]],
+        tensors_in: Callable[[Any], Sequence[TensorOrLazy]],
+    ) -> "tuple[Body, tuple[int, ...]]":
         """Record a function; also return the numbers of its results.
 
         Args:
@@ -77,18 +83,18 @@ class Body(Session):
             owner: Names it in messages.
             function: Called once.
             arguments: Makes its arguments.
-            leaves: Checks its result, and lists the tensors in it.
+            tensors_in: Checks its result, and lists the tensors in it.
         """
         body = cls(operands, owner)
         ACTIVE.session = body
         try:
             with body.table.state.unchanged():
-                found = leaves(function(*arguments(body)))
-                numbers = tuple(as_row(body, leaf)._number for leaf in found)
+                results = tensors_in(function(*arguments(body)))
+                numbers = tuple(as_row(body, result)._number for result in results)
         except NeedsPython as error:
-            what = f"autobatch: {owner} {str(error).removeprefix('it ')}"
+            problem = f"autobatch: {owner} {str(error).removeprefix('it ')}"
             hint = "carry it in the state; the function is called once, not once per iteration"
-            raise mismatch(RuntimeError, what, where=body.where(), hint=hint) from None
+            raise mismatch(RuntimeError, problem, where=body.where(), hint=hint) from None
         finally:
             ACTIVE.session = operands.session
             body.inputs.clear()  # which refer to the session
@@ -98,11 +104,11 @@ class Body(Session):
     def operand(self, position: int) -> Lazy:
         """Return the value of an operand."""
         if position not in self.inputs:
-            given = self.operands.values[position]
-            site = self.table.outside_of(self.table.row_types[given._kind])
+            outer_value = self.operands.values[position]
+            site = self.table.outside_of(self.table.row_types[outer_value._kind])
             value = self.inputs[position] = self.record(site, (), (position,))
             varies = position < self.operands.state and has_gradient(value.dtype)
-            if self.grad and (varies or given.requires_grad):
+            if self.grad and (varies or outer_value.requires_grad):
                 self.set_needs_grad(value._number)
         return self.inputs[position]
 
@@ -128,92 +134,116 @@ class Body(Session):
 
     def value_of(self, value: Lazy) -> NoReturn:
         """Raise an error: the function is recorded once, for all values."""
-        what = f"autobatch: {self.owner} reads a value"
-        wanted = "decisions by autobatch.while_loop or cond, inside of it too"
+        problem = f"autobatch: {self.owner} reads a value"
+        expected = "decisions by autobatch.while_loop or cond, inside of it too"
         hint = "torch.where or cond in place of `if`; or Python's `while` in place of the loop"
-        raise mismatch(RuntimeError, what, wanted, repr(value), where=self.where(), hint=hint)
+        raise mismatch(RuntimeError, problem, expected, repr(value), where=self.where(), hint=hint)
 
-    def emit(self, name: str, value: Any) -> NoReturn:
+    def emit(self, name: str, value: TensorOrLazy) -> NoReturn:
         """Raise an error: how often the function runs is not known."""
-        what = f"autobatch.emit: {self.owner} emits {name!r}"
+        problem = f"autobatch.emit: {self.owner} emits {name!r}"
         hint = "carry it in the state, such as on an autobatch.Stack, and emit it afterwards"
-        raise mismatch(RuntimeError, what, where=self.where(), hint=hint)
+        raise mismatch(RuntimeError, problem, where=self.where(), hint=hint)
 
 
-def type_of(value: Any) -> TensorType | None:
+def type_of(value: object) -> TensorType | None:
     """Return the type of a tensor or recorded value; ``None`` for anything else."""
     if type(value) is Lazy:
-        row_type: TensorType = value._session.table.row_types[value._kind]
-        return row_type
+        return value._session.table.row_types[value._kind]
     return TensorType(tuple(value.shape), value.dtype) if isinstance(value, Tensor) else None
 
+
+# Values as leaves and a structure, as torch's pytrees, but faster for tuples of tensors.
 
 _LEAF = tree_flatten(0)[1]
 
 
-NODES: dict[type, Callable[[Any], Any]] = {}
-"""Of classes of objects with one leaf, such as stacks: returns the form of an object, whose
-``leaf_of`` returns its leaf, and which makes an object when it is called with a leaf."""
-_STRUCTURES: dict[Any, Any] = {}  # by their forms
-_NESTED: dict[int, Any] = {}  # the form and the structure itself, by its identity
-_OTHER = object()
+class LeafNode(Protocol):
+    """Makes objects with one leaf, such as stacks, and returns their leaves."""
+
+    def __call__(self, leaf: Any) -> object:
+        """Make an object."""
+
+    def leaf_of(self, node: Any) -> object:
+        """Return the leaf of an object."""
 
 
-def flattened(value: Any) -> tuple[list[Any], Any]:
+Nesting = LeafNode | tuple["Nesting", ...] | None
+"""How tensors, each ``None``, and objects with one leaf are nested in tuples."""
+
+NODES: dict[type, Callable[[Any], LeafNode]] = {}
+"""Of classes of objects with one leaf: returns what makes such objects."""
+_STRUCTURES: dict[Nesting, TreeSpec] = {}
+_NESTINGS: dict[int, tuple[Nesting, TreeSpec]] = {}  # by the identity of the structure
+
+
+@final
+class _Other:
+    """Stands for the nesting of everything else."""
+
+
+_OTHER = _Other()
+
+
+def flattened(value: object) -> tuple[list[Any], TreeSpec]:
     """List the tensors in a value; also return its structure."""
-    form = _form_of(value)
-    leaves = list[Any]()
-    if form is None:
+    nesting = _nesting_of(value)
+    if nesting is None:
         return [value], _LEAF
-    if form is _OTHER:
+    if type(nesting) is _Other:
         return tree_flatten(value)
-    _list_leaves(value, form, leaves)
-    structure = _STRUCTURES.get(form)
+    leaves = list[object]()
+    _list_leaves(value, nesting, leaves)
+    structure = _STRUCTURES.get(nesting)
     if structure is None:
         if len(_STRUCTURES) > 1000:
             _STRUCTURES.clear()
-            _NESTED.clear()
-        structure = tree_flatten(_filled(form, iter(leaves)))[1]
-        structure = _STRUCTURES.setdefault(form, structure)
-        _NESTED[id(structure)] = form, structure
+            _NESTINGS.clear()
+        structure = tree_flatten(_filled(nesting, iter(leaves)))[1]
+        structure = _STRUCTURES.setdefault(nesting, structure)
+        _NESTINGS[id(structure)] = nesting, structure
     return leaves, structure
 
 
-def _form_of(value: Any) -> Any:
-    """Return how tuples of tensors and objects with one leaf are nested."""
+def _nesting_of(value: object) -> Nesting | _Other:
     kind = type(value)
     if kind is Lazy or kind is Tensor:
         return None
-    if kind is tuple:
-        form = tuple(map(_form_of, value))
-        return _OTHER if _OTHER in form else form
+    if type(value) is tuple:
+        nestings = list[Nesting]()
+        for item in value:
+            nesting = _nesting_of(item)
+            if type(nesting) is _Other:
+                return nesting
+            nestings.append(nesting)
+        return tuple(nestings)
     return NODES[kind](value) if kind in NODES else _OTHER
 
 
-def _list_leaves(value: Any, form: Any, leaves: list[Any]) -> None:
-    if type(form) is tuple:
-        for item, part in zip(value, form, strict=True):
-            _list_leaves(item, part, leaves)
+def _list_leaves(value: Any, nesting: Nesting, leaves: list[object]) -> None:
+    if isinstance(nesting, tuple):
+        for item, nesting_of_item in zip(value, nesting, strict=True):
+            _list_leaves(item, nesting_of_item, leaves)
     else:
-        leaves.append(value if form is None else form.leaf_of(value))
+        leaves.append(value if nesting is None else nesting.leaf_of(value))
 
 
-def unflattened(leaves: Sequence[Any], structure: Any) -> Any:
+def unflattened(leaves: Sequence[object], structure: TreeSpec) -> Any:
     """Return the value of a structure."""
     if structure is _LEAF:
         return leaves[0]
-    form, known = _NESTED.get(id(structure), (None, None))
+    nesting, known = _NESTINGS.get(id(structure), (None, None))
     if known is not structure:
         return tree_unflatten(leaves, structure)
-    return _filled(form, iter(leaves))
+    return _filled(nesting, iter(leaves))
 
 
-def _filled(form: Any, leaves: Iterator[Any]) -> Any:
-    if form is None:
+def _filled(nesting: Nesting, leaves: Iterator[object]) -> object:
+    if nesting is None:
         return next(leaves)
-    if type(form) is tuple:
-        return tuple([_filled(part, leaves) for part in form])
-    return form(next(leaves))
+    if isinstance(nesting, tuple):
+        return tuple([_filled(each, leaves) for each in nesting])
+    return nesting(next(leaves))
 
 
 class Inner(NamedTuple):
@@ -255,8 +285,8 @@ def specs_of(*programs: Program) -> tuple[Spec, ...]:
 
 def runner_of(
     program: Program, table: SignatureTable
-) -> Callable[[Sequence[Any], int], list[Tensor]]:
-    """Return a function of the rows of all operands, and their number."""
+) -> Callable[[Sequence[Tensor | None], int], list[Tensor]]:
+    """Return a function of the rows of all operands that it reads, and their number."""
     calls = [Call(_batched_call(inner, table), reads) for inner, reads in program.calls]
     prepared = Program(program.num_operands, tuple(calls), program.outputs)
     return partial(prepared.run, _itself)
@@ -269,27 +299,27 @@ def _itself(call: BatchedCall) -> BatchedCall:
 def _batched_call(inner: Inner, table: SignatureTable) -> BatchedCall:
     """Return what makes a call inside of a program."""
     site = table.by_spec[inner.spec]
-    form: Any = table.engine.operations[site.signature.name].module  # type: ignore[union-attr]
+    form = table.form_of(site)
     has_one_result = len(site.kinds) == 1
     device = table.engine.device
 
-    def call(arguments: Sequence[Tensor], size: int) -> Sequence[Tensor]:
+    def call(arguments: Sequence[Tensor | RaggedRows], size: int) -> Sequence[Tensor]:
         results = form(*arguments)
         return (results,) if has_one_result else results
 
     def call_with_ragged(arguments: Sequence[Tensor], size: int) -> Sequence[Tensor]:
         lengths = iter(inner.lengths)
         rest = iter(arguments)
-        filled = list[Any]()
-        for expected in inner.spec.inputs:
-            if isinstance(expected, Ragged):
+        filled = list[Tensor | RaggedRows]()
+        for input_type in inner.spec.inputs:
+            if isinstance(input_type, Ragged):
                 rows = list(islice(rest, next(lengths)))
-                filled.append(_ragged_rows(rows, expected, size, device))
+                filled.append(_ragged_rows(rows, input_type, size, device))
             else:
                 filled.append(next(rest))
         return call(filled, size)
 
-    has_ragged = any(isinstance(expected, Ragged) for expected in inner.spec.inputs)
+    has_ragged = any(isinstance(input_type, Ragged) for input_type in inner.spec.inputs)
     return call_with_ragged if has_ragged else call
 
 
@@ -297,7 +327,7 @@ def _ragged_rows(
     values: Sequence[Tensor], argument: Ragged, size: int, device: torch.device
 ) -> RaggedRows:
     """Give every call of a step one row of each value."""
-    row_type: Any = argument.row_type
+    (row_type,) = parts_of(argument.row_type)
     calls = torch.arange(size, device=device).repeat_interleave(len(values))
     if values:
         rows = torch.stack(list(values), 1).flatten(0, 1)
@@ -312,15 +342,17 @@ class _BodyRecord:
     def __init__(self, table: SignatureTable, record: DecodedRecord) -> None:
         self.site: SignatureSite = table.sites[record.number]
         self.results = range(record.begin, record.begin + len(self.site.kinds))
-        target = self.site.spec.target if self.site.spec else None
-        self.may_join = isinstance(target, Own) and target.joined(2) is not None
-        self.reads = [] if self.site.spec is None else list(chain(*record.arguments))
-        inputs = self.site.spec.inputs if self.site.spec else ()
-        self.lengths = [
-            len(values)
-            for values, expected in zip(record.arguments, inputs, strict=False)
-            if isinstance(expected, Ragged)
-        ]
+        self.may_join = False
+        self.reads = list[int]()
+        self.lengths = list[int]()
+        if (spec := self.site.spec) is not None:
+            self.may_join = isinstance(spec.target, Own) and spec.target.joined(2) is not None
+            self.reads += chain(*record.arguments)
+            self.lengths += [
+                len(values)
+                for values, input_type in zip(record.arguments, spec.inputs, strict=False)
+                if isinstance(input_type, Ragged)
+            ]
 
 
 def _needed(body: Body, outputs: Sequence[int]) -> list[_BodyRecord]:
@@ -356,116 +388,47 @@ def _grouped(records: Sequence[_BodyRecord]) -> Iterator[list[_BodyRecord]]:
 
 def _joined(spec: Spec, calls: int) -> Spec:
     """Return the signature of several calls at once."""
-    target = spec.target.joined(calls) if calls > 1 else None
+    target = None
+    if calls > 1 and isinstance(spec.target, Own):
+        target = spec.target.joined(calls)
     if target is None:
         return spec
     inputs = spec.inputs * calls
-    return Spec((target, *inputs), target, (), inputs, no_grad=False)
+    return Spec((target, *inputs), target, NO_TEMPLATE, inputs, no_grad=False)
 
 
-class _Split(torch.autograd.Function):
-    """Rows of tensors, part by part; no row is in two parts."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, parts: Sequence[Tensor], wanted: Sequence[Sequence[int]], *tensors: Tensor
-    ) -> tuple[Tensor, ...]:
-        ctx.parts = parts
-        ctx.wanted = wanted
-        ctx.shapes = [(tensor.shape, tensor.requires_grad) for tensor in tensors]
-        ctx.set_materialize_grads(False)
-        found = _taken(parts, wanted, tensors)
-        if plain := [rows for rows in found if not has_gradient(rows.dtype)]:
-            ctx.mark_non_differentiable(*plain)
-        return tuple(found)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor | None) -> Any:
-        mine: dict[int, list[tuple[Tensor, Tensor]]] = {}
-        given = iter(gradients)
-        for part, wanted in zip(ctx.parts, ctx.wanted, strict=True):
-            for number in wanted:
-                if (gradient := next(given)) is not None:
-                    mine.setdefault(number, []).append((part, gradient))
-        found: list[Tensor | None] = []
-        for number, (shape, needed) in enumerate(ctx.shapes):
-            pairs = mine.get(number) if needed else None
-            if pairs is None:
-                found.append(None)
-                continue
-            whole = sum(part.numel() for part, _ in pairs) == shape[0]
-            like = pairs[0][1]
-            total = like.new_empty(shape) if whole else like.new_zeros(shape)
-            for part, gradient in pairs:
-                total.index_copy_(0, part, gradient)
-            found.append(total)
-        return None, None, *found
-
-
-def _taken(
-    parts: Sequence[Tensor], wanted: Sequence[Sequence[int]], tensors: Sequence[Tensor]
-) -> list[Tensor]:
-    return [
-        tensors[number].index_select(0, part)
-        for part, numbers in zip(parts, wanted, strict=True)
-        for number in numbers
-    ]
-
-
-class _Merge(torch.autograd.Function):
-    """Sequence[Tensor] whose rows were split, from those of all parts."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, parts: Sequence[Tensor], width: int, *pieces: Tensor
-    ) -> tuple[Tensor, ...]:
-        ctx.parts = parts
-        ctx.width = width
-        ctx.set_materialize_grads(False)
-        found = _merged(parts, width, pieces)
-        if plain := [rows for rows in found if not has_gradient(rows.dtype)]:
-            ctx.mark_non_differentiable(*plain)
-        return tuple(found)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor | None) -> Any:
-        found = [
-            None if gradient is None or not needed else gradient.index_select(0, part)
-            for part, needed_of in zip(
-                ctx.parts, _chunks(ctx.needs_input_grad[2:], ctx.width), strict=True
-            )
-            for gradient, needed in zip(gradients, needed_of, strict=True)
-        ]
-        return None, None, *found
-
-
-def _chunks(values: Sequence[Any], width: int) -> list[Sequence[Any]]:
-    return [values[n : n + width] for n in range(0, len(values), width)]
-
-
-def _merged(parts: Sequence[Tensor], width: int, pieces: Sequence[Tensor]) -> list[Tensor]:
-    order = torch.cat(list(parts))
-    place = torch.empty_like(order)
-    place[order] = torch.arange(order.numel(), device=order.device)
-    return [torch.cat(list(pieces[n::width])).index_select(0, place) for n in range(width)]
+# Parts of rows that go different ways: each part is an index vector, and no row is in two parts.
 
 
 def split(
-    parts: Sequence[Tensor], wanted: Sequence[Sequence[int]], tensors: Sequence[Any]
-) -> list[list[Any]]:
-    """Return for each part the rows of all tensors; ``None`` in place of those not wanted."""
-    used = sorted({number for numbers in wanted for number in numbers})
-    given = [tensors[number] for number in used]
-    places = [[used.index(number) for number in numbers] for numbers in wanted]
-    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in given):
-        rows = iter(_Split.apply(parts, places, *given))
+    parts: Sequence[Tensor], columns: Sequence[Sequence[int]], tensors: Sequence[Tensor | None]
+) -> list[list[Tensor | None]]:
+    """Take the rows of each part.
+
+    Args:
+        parts: The rows of each part.
+        columns: The numbers of the tensors of which each part takes rows.
+        tensors: Stacked rows ``[row, ...]``.
+
+    Returns:
+        For each part its rows of all tensors, ``None`` in place of those that it does not take.
+    """
+    used = sorted({number for numbers in columns for number in numbers})
+    place_of_number = {number: place for place, number in enumerate(used)}
+    places = [[place_of_number[number] for number in numbers] for numbers in columns]
+    tensors_used: list[Tensor] = [tensors[number] for number in used]  # type: ignore[misc]
+    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors_used):
+        taken = iter(_Split.apply(parts, places, *tensors_used))
     else:
-        rows = iter(_taken(parts, places, given))
-    found = [[None] * len(tensors) for _ in parts]
-    for row, numbers in zip(found, wanted, strict=True):
+        taken = iter(_taken(parts, places, tensors_used))
+
+    rows_of_parts = list[list[Tensor | None]]()
+    for numbers in columns:
+        rows: list[Tensor | None] = [None] * len(tensors)
         for number in numbers:
-            row[number] = next(rows)
-    return found
+            rows[number] = next(taken)
+        rows_of_parts.append(rows)
+    return rows_of_parts
 
 
 def merge(parts: Sequence[Tensor], pieces: Sequence[Sequence[Tensor]]) -> Sequence[Tensor]:
@@ -475,6 +438,117 @@ def merge(parts: Sequence[Tensor], pieces: Sequence[Sequence[Tensor]]) -> Sequen
         merged: tuple[Tensor, ...] = _Merge.apply(parts, len(pieces[0]), *flat)
         return merged
     return _merged(parts, len(pieces[0]), flat)
+
+
+class _SplitContext(FunctionCtx):
+    """What the backward pass of a split needs."""
+
+    parts: Sequence[Tensor]
+    columns: Sequence[Sequence[int]]
+    shapes: list[torch.Size]
+    are_needed: list[bool]  # of each tensor, whether it has a gradient
+
+
+class _Split(torch.autograd.Function):
+    """Rows of tensors, part by part."""
+
+    @staticmethod
+    def forward(
+        ctx: _SplitContext,
+        parts: Sequence[Tensor],
+        columns: Sequence[Sequence[int]],
+        *tensors: Tensor,
+    ) -> tuple[Tensor, ...]:
+        ctx.parts = parts
+        ctx.columns = columns
+        ctx.shapes = [tensor.shape for tensor in tensors]
+        ctx.are_needed = [tensor.requires_grad for tensor in tensors]
+        return _returned(ctx, _taken(parts, columns, tensors))
+
+    @staticmethod
+    def backward(ctx: _SplitContext, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+        pieces: dict[int, list[tuple[Tensor, Tensor]]] = {}  # of each tensor, with their rows
+        rest = iter(gradients)
+        for part, numbers in zip(ctx.parts, ctx.columns, strict=True):
+            for number in numbers:
+                if (gradient := next(rest)) is not None:
+                    pieces.setdefault(number, []).append((part, gradient))
+
+        totals = list[Tensor | None]()
+        for number, (shape, is_needed) in enumerate(zip(ctx.shapes, ctx.are_needed, strict=True)):
+            if is_needed and number in pieces:
+                totals.append(_joined_gradient(pieces[number], shape))
+            else:
+                totals.append(None)
+        return None, None, *totals
+
+
+def _joined_gradient(pieces: Sequence[tuple[Tensor, Tensor]], shape: torch.Size) -> Tensor:
+    _, like = pieces[0]
+    is_whole = sum(part.numel() for part, _ in pieces) == shape[0]
+    total = like.new_empty(shape) if is_whole else like.new_zeros(shape)
+    for part, gradient in pieces:
+        total.index_copy_(0, part, gradient)
+    return total
+
+
+def _returned(ctx: FunctionCtx, results: list[Tensor]) -> tuple[Tensor, ...]:
+    """Say how gradients of the results are passed to the backward pass."""
+    ctx.set_materialize_grads(False)
+    if plain := [rows for rows in results if not has_gradient(rows.dtype)]:
+        ctx.mark_non_differentiable(*plain)
+    return tuple(results)
+
+
+def _taken(
+    parts: Sequence[Tensor], columns: Sequence[Sequence[int]], tensors: Sequence[Tensor]
+) -> list[Tensor]:
+    return [
+        tensors[number].index_select(0, part)
+        for part, numbers in zip(parts, columns, strict=True)
+        for number in numbers
+    ]
+
+
+class _MergeContext(FunctionCtx):
+    """What the backward pass of a merge needs."""
+
+    parts: Sequence[Tensor]
+    width: int
+    needs_input_grad: tuple[bool, ...]  # which torch sets
+
+
+class _Merge(torch.autograd.Function):
+    """Tensors whose rows were split, from those of all parts."""
+
+    @staticmethod
+    def forward(
+        ctx: _MergeContext, parts: Sequence[Tensor], width: int, *pieces: Tensor
+    ) -> tuple[Tensor, ...]:
+        ctx.parts = parts
+        ctx.width = width
+        return _returned(ctx, _merged(parts, width, pieces))
+
+    @staticmethod
+    def backward(ctx: _MergeContext, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+        gradients_of_pieces = list[Tensor | None]()
+        are_needed = iter(ctx.needs_input_grad[2:])
+        for part in ctx.parts:
+            for gradient in gradients:
+                is_needed = next(are_needed)
+                rows = None if gradient is None or not is_needed else gradient.index_select(0, part)
+                gradients_of_pieces.append(rows)
+        return None, None, *gradients_of_pieces
+
+
+def _merged(parts: Sequence[Tensor], width: int, pieces: Sequence[Tensor]) -> list[Tensor]:
+    order = torch.cat(list(parts))
+    place = torch.empty_like(order)
+    place[order] = torch.arange(order.numel(), device=order.device)
+    return [torch.cat(list(pieces[n::width])).index_select(0, place) for n in range(width)]
+
+
+# Loops and branches.
 
 
 def own_form(form: Callable[..., Any], types: Sequence[TensorType]) -> Examined:
@@ -503,39 +577,40 @@ class Loop(Own):
         """Return the form on stacked rows."""
         condition = runner_of(self.condition, table)
         body = runner_of(self.body, table)
-        used = {*self.condition.operands_read, *self.body.operands_read}
-        kept = [*range(self.width), *(n for n in range(self.width, len(spec.inputs)) if n in used)]
-        sides = [kept, range(self.width)]
         width = self.width
         most = self.most
+        used = {*self.condition.operands_read, *self.body.operands_read}
+        captured = [number for number in range(width, len(spec.inputs)) if number in used]
+        columns = [[*range(width), *captured], range(width)]  # of rows that go on, and that end
 
-        def form(*rows: Tensor) -> Any:
-            operands = [*rows]
+        def form(*rows: Tensor) -> Tensor | tuple[Tensor, ...]:
+            operands: list[Any] = [*rows]
             size = rows[0].size(0)
-            rows_of: Tensor | None = None  # numbers of the rows that run; None for all
-            places = list[Tensor]()
-            pieces = list[Sequence[Tensor]]()
+            rows_running: Tensor | None = None  # numbers of the rows that go on; None for all
+            places = list[Tensor]()  # of rows that have ended
+            pieces = list[Sequence[Tensor]]()  # their states
             for _ in range(most + 1):
-                going = condition(operands, size)[0].reshape(-1)
-                alive = going.nonzero().squeeze(1)
-                if not alive.numel():
+                goes_on = condition(operands, size)[0].reshape(-1)
+                running = goes_on.nonzero().squeeze(1)
+                if not running.numel():
                     break
-                if alive.numel() < size:
-                    stopped = going.logical_not().nonzero().squeeze(1)
-                    operands, ended = split([alive, stopped], sides, operands)
-                    pieces.append(ended[:width])
-                    places.append(stopped if rows_of is None else rows_of[stopped])
-                    rows_of = alive if rows_of is None else rows_of[alive]
-                    size = alive.numel()
+                if running.numel() < size:
+                    ended = goes_on.logical_not().nonzero().squeeze(1)
+                    operands, state_of_ended = split([running, ended], columns, operands)
+                    pieces.append(state_of_ended[:width])  # type: ignore[arg-type]
+                    places.append(ended if rows_running is None else rows_running[ended])
+                    rows_running = running if rows_running is None else rows_running[running]
+                    size = running.numel()
                 operands[:width] = body(operands, size)
             else:
                 raise endless(most, size)
-            found: Sequence[Tensor] = operands[:width]
-            if rows_of is not None:
-                found = merge([*places, rows_of], [*pieces, found])
-            return tuple(found) if width > 1 else found[0]
 
-        types: Any = spec.inputs[: self.width]
+            state: Sequence[Tensor] = operands[:width]
+            if rows_running is not None:
+                state = merge([*places, rows_running], [*pieces, state])
+            return tuple(state) if width > 1 else state[0]
+
+        types = [row_type for row_type in spec.inputs[:width] if isinstance(row_type, TensorType)]
         return own_form(form, types)
 
 
@@ -557,31 +632,32 @@ class Choice(Own):
         """Return the form on stacked rows."""
         if_true = runner_of(self.if_true, table)
         if_false = runner_of(self.if_false, table)
-        used = [self.if_true.operands_read, self.if_false.operands_read]
-        several = len(self.types) > 1
+        columns = [self.if_true.operands_read, self.if_false.operands_read]
+        has_several = len(self.types) > 1
 
-        def form(choice: Tensor, *operands: Tensor) -> Any:
-            choice, size = choice.reshape(-1), choice.size(0)
-            chosen = choice.nonzero().squeeze(1)
-            others = choice.logical_not().nonzero().squeeze(1)
+        def form(choice: Tensor, *operands: Tensor) -> Tensor | tuple[Tensor, ...]:
+            size = choice.size(0)
+            is_true = choice.reshape(-1)
+            chosen = is_true.nonzero().squeeze(1)
+            others = is_true.logical_not().nonzero().squeeze(1)
             results: Sequence[Tensor]
             if not others.numel():
                 results = if_true(operands, size)
             elif not chosen.numel():
                 results = if_false(operands, size)
             else:
-                rows = [chosen, others]
-                of_chosen, of_others = split(rows, used, operands)
-                pieces = [if_true(of_chosen, chosen.numel()), if_false(of_others, others.numel())]
-                results = merge(rows, pieces)
-            return tuple(results) if several else results[0]
+                of_chosen, of_others = split([chosen, others], columns, operands)
+                results_of_chosen = if_true(of_chosen, chosen.numel())
+                results_of_others = if_false(of_others, others.numel())
+                results = merge([chosen, others], [results_of_chosen, results_of_others])
+            return tuple(results) if has_several else results[0]
 
         return own_form(form, self.types)
 
 
 def endless(most: int, rows: int) -> RuntimeError:
     """Create the error for a loop that does not end."""
-    what = f"autobatch.while_loop: not finished after {most} iterations"
+    problem = f"autobatch.while_loop: not finished after {most} iterations"
     got = f"{rows} examples that go on"
     hint = "max_iterations=, if so many are meant; else a condition that becomes false"
-    return mismatch(RuntimeError, what, got=got, hint=hint)
+    return mismatch(RuntimeError, problem, got=got, hint=hint)

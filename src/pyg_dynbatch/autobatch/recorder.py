@@ -12,12 +12,19 @@ import threading
 from array import array
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from types import CodeType, UnionType
+from typing import TYPE_CHECKING, Any, NoReturn
 
+import numpy as np
 import torch
 from torch import nn
 
 from pyg_dynbatch.core.native import extension
+
+if TYPE_CHECKING:
+    from pyg_dynbatch.autobatch.lazy import Lazy
+    from pyg_dynbatch.autobatch.session import Session
+    from pyg_dynbatch.autobatch.signatures import SignatureSite
 
 
 class RecordedValue:
@@ -25,19 +32,24 @@ class RecordedValue:
 
     __slots__ = ("_kind", "_number", "_session")
 
-    def __init__(self, session: Any, number: int, kind: int) -> None:
+    def __init__(self, session: "Session", number: int, kind: int) -> None:
         self._session = session
         self._number = number
         self._kind = kind
 
     @classmethod
     def __torch_function__(
-        cls, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
+        cls,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: Sequence[object] = (),
+        kwargs: dict[str, object] | None = None,
+    ) -> object:
         """Record a call of a torch function."""
         if func in _known["metadata"]:
             return _known["answer"](func, args, *([kwargs] if kwargs else ()))
-        return (active_recorder() or _known["no_session"](func)).call(func, args, kwargs)
+        session = active_recorder() or _known["no_session"](func)
+        return session.call(func, args, kwargs)
 
 
 class Method:
@@ -46,10 +58,10 @@ class Method:
     def __init__(self, target: Callable[..., Any]) -> None:
         self.__wrapped__ = target
 
-    def __get__(self, value: Any, kind: Any = None) -> Any:
+    def __get__(self, value: object, kind: type | None = None) -> "Method | partial[object]":
         return self if value is None else partial(self, value)
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: object, **kwargs: object) -> object:
         """Record a call."""
         session = active_recorder() or _known["no_session"](self.__wrapped__)
         return session.call(self.__wrapped__, args, kwargs)
@@ -58,7 +70,7 @@ class Method:
 class Snapshot:
     """Whether a module is as it was; the definition leaves that to :class:`Part`."""
 
-    def take(self, *_: Any) -> None:
+    def take(self, *_: Sequence[object]) -> None:
         """Keep the values of dicts, the sizes of dicts, and the types of tensors."""
 
     def same(self) -> bool:
@@ -80,37 +92,54 @@ class Recorder:
         self.root = root
         self.grad = grad
         self.autocast = autocast
-        self.refused = None
+        self.refused: object = None  # the argument for which a module is not recorded
         self.base = 0
         self._code = array("i")
         self._needs_grad = bytearray()
         self._is_view = bytearray()
         self.met: dict[int, tuple[int, bool]] = {}  # parameters that were met before
-        self.numbers: Any = None  # values by dtype and number, or None if numbers are watched
-        self.belonging: Any = None  # parameters and buffers by identity
-        self.watcher: Any = None  # code of the mode that watches an example
+        # Values by dtype and number, or None if numbers are watched.
+        self.numbers: dict[torch.dtype, dict[float, Lazy]] | None = None
+        self.belonging: dict[int, str] | None = None  # parameters and buffers by identity
+        self.watcher: CodeType | None = None  # code of the mode that watches an example
 
     @property
     def num_new(self) -> int:
         """The number of integers since the last flush; ``base`` counts those before."""
         return len(self._code)
 
-    def call(self, target: Any, args: Sequence[Any], kwargs: dict[str, Any] | None = None) -> Any:
+    def call(
+        self,
+        target: Callable[..., Any],
+        args: Sequence[object],
+        kwargs: dict[str, object] | None = None,
+    ) -> Any:
         """Record one call of a module or function; ``NotImplemented`` for an open module."""
-        session: Any = self
-        return session.call_otherwise(target, args, kwargs or {})
+        return self.call_otherwise(target, args, kwargs or {})
 
-    def record(self, site: Any, reads: Sequence[int], code: Sequence[int] | None = None) -> Any:
+    def call_otherwise(
+        self, target: Callable[..., Any], args: Sequence[object], kwargs: dict[str, object]
+    ) -> object:
+        """Record one call, as :class:`Session` defines it."""
+        raise NotImplementedError
+
+    def refuse_switch(self) -> NoReturn:
+        """Raise the error for calls with another mode of autocast, as :class:`Session` does."""
+        raise NotImplementedError
+
+    def record(
+        self, site: "SignatureSite", reads: Sequence[int], code: Sequence[int] | None = None
+    ) -> Any:
         """Append one record and return its results; ``code`` if it is more than what is read."""
-        session: Any = self
         if torch._C._is_any_autocast_enabled() is not self.autocast:
-            session.refuse_switch()
+            self.refuse_switch()
         begin = len(self._code)
         kinds = site.kinds
         build = site.build
         self._code.append(site.number)
         self._code.extend(reads if code is None else code)
         self._code.extend([-1] * (begin + len(kinds) - len(self._code)))
+
         needs = site.gradient
         if needs is None:  # as its arguments
             needs = any(map(self._needs_grad.__getitem__, reads))
@@ -119,15 +148,17 @@ class Recorder:
         self._is_view += bytes([site.is_view]) * size
         for number in reads if site.is_view else ():
             self._is_view[number] = 1
-        made = [_known["lazy"](self, self.base + begin + n, kind) for n, kind in enumerate(kinds)]
-        return made[0] if build is None else build(made)
 
-    def row_of(self, tensor: torch.Tensor) -> Any:
+        first = self.base + begin
+        results = [_known["lazy"](self, first + n, kind) for n, kind in enumerate(kinds)]
+        return results[0] if build is None else build(results)
+
+    def row_of(self, tensor: torch.Tensor) -> "Lazy | None":
         """Return the value of a tensor from outside, or None if :class:`Session` has to see."""
 
-    def extend(self, code: Any, places: Any) -> None:
+    def extend(self, code: np.ndarray, places: np.ndarray) -> None:
         """Append records that need no gradient."""
-        self._code.frombytes(memoryview(code).tobytes())
+        self._code.frombytes(code.tobytes())
         for flags in (self._needs_grad, self._is_view):
             flags += bytes(len(self._code) + self.base - len(flags))
 
@@ -170,22 +201,26 @@ def setup(**names: Any) -> None:
     _known.update(names)
 
 
-def activate(recorder: Any) -> None:
-    """Let a recorder, or None, record on this thread."""
+def activate(recorder: "Session | None") -> None:
+    """Let a session, or None, record on this thread."""
     _local.recorder = recorder
 
 
-def active_recorder() -> Any:
-    """Return the recorder of this thread, or None."""
+def active_recorder() -> "Session | None":
+    """Return the session that records on this thread, or None."""
     return getattr(_local, "recorder", None)
 
 
-def intercepted(kind: Any) -> Any:
+def intercepted(kind: type) -> Callable[..., Any]:
     """Return a method that records calls of a class of modules."""
     return recorded_call(_known["call_module"])
 
 
-def is_instance(value: Any, kinds: Any) -> bool:
+ClassInfo = type | UnionType | tuple["ClassInfo", ...]
+"""The second argument of ``isinstance``."""
+
+
+def is_instance(value: object, kinds: ClassInfo) -> bool:
     """Return what ``isinstance`` does, where lazy values are tensors."""
     is_lazy = type(value) is _known["lazy"] and kinds is not _known["lazy"]
     return _isinstance(_known["like"] if is_lazy else value, kinds)
@@ -197,7 +232,7 @@ _isinstance = isinstance
 def recorded_call(original: Callable[..., Any]) -> Callable[..., Any]:
     """Return a ``__call__`` of modules that records calls on threads with a session."""
 
-    def __call__(module: nn.Module, *args: Any, **kwargs: Any) -> Any:  # noqa: N807
+    def __call__(module: nn.Module, *args: object, **kwargs: object) -> object:  # noqa: N807
         session = active_recorder()
         if session is not None and module is not session.root:
             result = session.call(module, args, kwargs)
@@ -212,13 +247,13 @@ OPERATORS = (
     "add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor",
     "lshift", "rshift",
 )  # fmt: skip
-SPECIAL = [f"__{p}{name}__" for name in OPERATORS for p in ("", "r")]
+SPECIAL = [f"__{prefix}{name}__" for name in OPERATORS for prefix in ("", "r")]
 SPECIAL += [f"__{name}__" for name in ("lt", "le", "eq", "ne", "gt", "ge")]
 SPECIAL += [f"__{name}__" for name in ("neg", "pos", "abs", "invert", "getitem")]
 """The methods of operators, in the order in which C numbers them."""
 
 
-def _comparison(target: Callable[..., Any]) -> Callable[..., Any]:
+def _comparison(target: Callable[..., Any]) -> Callable[[object, object], object]:
     compare = Method(target)
     return lambda value, other: NotImplemented if other is None else compare(value, other)
 

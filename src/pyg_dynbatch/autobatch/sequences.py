@@ -298,7 +298,7 @@ def run_recurrent_layer(layer: nn.RNNBase, rows: Sequences) -> tuple[Sequences |
     return Sequences(positions, rows.lengths, 0), *last
 
 
-def can_convolve(layer: nn.Module) -> bool:
+def can_convolve(layer: nn.Module) -> TypeGuard[nn.Conv1d]:
     """Return whether :func:`convolve` is right for a layer."""
     return (
         type(layer) is nn.Conv1d

@@ -323,11 +323,11 @@ class Session(Recorder):
         return True
 
     def _packed(self, problem: str) -> Exception:
-        what = f"autobatch: {problem}"
+        problem = f"autobatch: {problem}"
         expected = "a sequence [time, feature]; those of all lengths run together"
         hint = "give the layer the sequence itself"
         return mismatch(
-            TypeError, what, expected, "a PackedSequence", where=self.where(), hint=hint
+            TypeError, problem, expected, "a PackedSequence", where=self.where(), hint=hint
         )
 
     def _encode_tensor(
@@ -353,11 +353,11 @@ class Session(Recorder):
         """Raise an error if a trace would keep what depends on a parameter or buffer as data."""
         if not self.can_run and (name := self.owned(tensor)) is not None:
             got = f"{function} of it, which is run now" if function else describe_value(tensor)
-            what = f"autobatch: an example that is recorded ahead uses {name!r} of the model"
-            wanted = "recorded calls, which are run with the weights of that time"
+            problem = f"autobatch: an example that is recorded ahead uses {name!r} of the model"
+            expected = "recorded calls, which are run with the weights of that time"
             hint = "compute it in a submodule, from a value of the example"
             hint += "; or keep a constant tensor in a plain attribute"
-            raise mismatch(RuntimeError, what, wanted, got, where=self.where(), hint=hint)
+            raise mismatch(RuntimeError, problem, expected, got, where=self.where(), hint=hint)
 
     def shared_of(self, tensor: Tensor) -> Shared | None:
         """Return the mark of a parameter or buffer, or of a view of one."""
@@ -428,9 +428,9 @@ class Session(Recorder):
 
     def _check_tensor(self, tensor: Tensor) -> None:
         if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
-            what = "autobatch: a recorded call is given a tensor of a transform of torch.func"
+            problem = "autobatch: a recorded call is given a tensor of a transform of torch.func"
             hint = "use the transform in the forward of a submodule that is not opened"
-            raise mismatch(TypeError, what, "plain tensors", where=self.where(), hint=hint)
+            raise mismatch(TypeError, problem, "plain tensors", where=self.where(), hint=hint)
         self._check_device(tensor)
 
     def _append_row(self, tensor: Tensor, content: Any) -> Lazy:
@@ -449,17 +449,19 @@ class Session(Recorder):
 
     def _check_device(self, tensor: Tensor) -> None:
         if tensor.device != self.device:
-            what = "autobatch: a tensor is on a different device"
+            problem = "autobatch: a tensor is on a different device"
             hint = "move the examples to the device of the model"
-            facts = (what, self.device, tensor.device)
+            facts = (problem, self.device, tensor.device)
             raise mismatch(ValueError, *facts, where=self.where(), hint=hint)
 
     def _check_version(self, tensor: Tensor, version: int) -> None:
         if tensor._version != version:
-            what = "autobatch: a tensor was changed in place after the model had used it"
+            problem = "autobatch: a tensor was changed in place after the model had used it"
             hint = "give the model a copy, tensor.clone()"
             where = self.where()
-            raise mismatch(RuntimeError, what, got=describe_value(tensor), where=where, hint=hint)
+            raise mismatch(
+                RuntimeError, problem, got=describe_value(tensor), where=where, hint=hint
+            )
 
     def outside_rows(self, rows: Tensor) -> list[Lazy]:
         """Return the values of all rows of a tensor that the model did not compute."""
@@ -499,9 +501,9 @@ class Session(Recorder):
             if target not in self.table.opened:
                 self.table.opened[target] = self.line(), "it takes Python objects"
             return NotImplemented
-        what = f"autobatch: {name_of(target)} takes an argument that cannot be recorded"
-        wanted = "tensors, numbers, strings, slices, and lists, tuples or dicts of them"
-        raise mismatch(TypeError, what, wanted, type(argument).__name__, where=self.where())
+        problem = f"autobatch: {name_of(target)} takes an argument that cannot be recorded"
+        expected = "tensors, numbers, strings, slices, and lists, tuples or dicts of them"
+        raise mismatch(TypeError, problem, expected, type(argument).__name__, where=self.where())
 
     def _site(self, key: Any, target: Any, args: Any, kwargs: dict[str, Any]) -> SignatureSite:
         """Return the site of a new key."""
@@ -515,22 +517,22 @@ class Session(Recorder):
         elif target is torch.Tensor.__pow__:
             target = torch.Tensor.pow  # which can be pickled
         elif _is_in_place(target):  # torch would take a TypeError for "not implemented" in z += x
-            what = f"autobatch: {target.__name__}() would change a tensor in place"
+            problem = f"autobatch: {target.__name__}() would change a tensor in place"
             hint = "a new tensor: x = x + y instead of x += y; torch.stack instead of items"
-            raise mismatch(RuntimeError, what, where=self.where(), hint=hint)
+            raise mismatch(RuntimeError, problem, where=self.where(), hint=hint)
         elif getattr(target, "__name__", "") in _OF_MEMORY:
-            what = (
+            problem = (
                 f"autobatch: {target.__name__}() depends on the memory of a value, which has none"
             )
             expected = "a function of its content"
             hint = "new_zeros or zeros_like; torch.stack or torch.cat of what is filled in"
-            raise mismatch(TypeError, what, expected, where=self.where(), hint=hint)
+            raise mismatch(TypeError, problem, expected, where=self.where(), hint=hint)
         elif getattr(target, "__name__", "") == "_pack_padded_sequence":
             raise self._packed("a sequence is packed inside of the model")
         elif kwargs.get("out") is not None:
-            what = f"autobatch: {name_of(target)}(out=...) would change a tensor in place"
+            problem = f"autobatch: {name_of(target)}(out=...) would change a tensor in place"
             hint = "use the tensor that the call returns"
-            raise mismatch(TypeError, what, where=self.where(), hint=hint)
+            raise mismatch(TypeError, problem, where=self.where(), hint=hint)
         # Numbers of row types mean nothing in a different process.
         types = self.table.row_types
         portable = (target, *(types[k] if type(k) is int else k for k in key[1:]))
@@ -550,8 +552,8 @@ class Session(Recorder):
     def foreign(self, value: Lazy) -> Lazy:
         """Return the value of this session that stands for one of a different session."""
         owner, hint = value._session.ended
-        what = "autobatch: a lazy value of a different call of the model"
-        facts = (what, "values of this call", f"{value!r} of {owner}")
+        problem = "autobatch: a lazy value of a different call of the model"
+        facts = (problem, "values of this call", f"{value!r} of {owner}")
         raise mismatch(RuntimeError, *facts, where=self.where(), hint=hint)
 
     def refuse_switch(self) -> NoReturn:
@@ -559,20 +561,22 @@ class Session(Recorder):
         raise self._switched()
 
     def _switched(self, mode: str = "autocast") -> RuntimeError:
-        what = f"autobatch: {mode} is switched inside the model"
+        problem = f"autobatch: {mode} is switched inside the model"
         hint = "switch it around the call of the model, or in the forward() of a submodule"
-        facts = (what, "one mode for all calls", "a call in a different mode")
+        facts = (problem, "one mode for all calls", "a call in a different mode")
         return mismatch(RuntimeError, *facts, where=self.where(), hint=hint)
 
     # Running.
 
-    def flush(self, needed: Sequence[int] | None = None, wanted: np.ndarray | None = None) -> None:
+    def flush(
+        self, read_now: Sequence[int] | None = None, read_later: np.ndarray | None = None
+    ) -> None:
         """Run what was recorded.
 
         Args:
-            needed: Values that are read now. Calls that can wait do, as more calls of other
+            read_now: Values that are read now. Calls that can wait do, as more calls of other
                 examples may come to be batched with; by default no call waits.
-            wanted: Values that are read later; all by default.
+            read_later: Values that are read later; all by default.
         """
         if not self.num_new and not self.pending.size:
             return
@@ -586,7 +590,7 @@ class Session(Recorder):
         for tensor, version in self.unread:
             self._check_version(tensor, version)
         self.unread.clear()
-        steps = self.plan(needed, wanted)
+        steps = self.plan(read_now, read_later)
         inputs: dict[RowType | str, Rows] = {
             row_type: (rows,) for row_type, rows in self.outside_tensors().items()
         }
@@ -606,14 +610,14 @@ class Session(Recorder):
         self.schedules.append(steps)
         self.flushes += 1
 
-    def finish(self, wanted: np.ndarray) -> None:
+    def finish(self, read_later: np.ndarray) -> None:
         """Run the last calls, also those of values that the model keeps; make tensors of these."""
         kept = self.table.state.kept()
         for value in kept:
             if value._session is not self:
                 self.foreign(value)
         numbers = [value._number for value in kept]
-        self.flush(wanted=np.append(wanted, numbers).astype(np.int64))
+        self.flush(read_later=np.append(read_later, numbers).astype(np.int64))
         if kept:
             rows = self.rows_of([(value._kind, [value._number]) for value in kept])
             self.table.state.replace(row[0] for row in rows)
@@ -632,7 +636,9 @@ class Session(Recorder):
         """The number of the next value."""
         return self.base + self.num_new
 
-    def plan(self, needed: Sequence[int] | None = None, wanted: np.ndarray | None = None) -> Steps:
+    def plan(
+        self, read_now: Sequence[int] | None = None, read_later: np.ndarray | None = None
+    ) -> Steps:
         """Schedule what was recorded, as for :meth:`flush`."""
         sites = self.table.recorded
         size = self.next_value
@@ -664,10 +670,12 @@ class Session(Recorder):
             self.policy,
             alive=np.frombuffer(self.alive(), dtype=np.uint8),
             places=self.places_past,
-            needed=needed,
-            wanted=wanted,
+            read_now=read_now,
+            read_later=read_later,
         )
-        self.pending = left_out if wanted is None else left_out[:0]  # nobody will read the others
+        self.pending = (
+            left_out if read_later is None else left_out[:0]
+        )  # nobody will read the others
         if self.table.lengths.buffers and self.can_run:
             steps = self._without_inputs(steps)
         return steps
@@ -762,8 +770,8 @@ class Session(Recorder):
             if self.can_run:
                 self.origins.stop()
         if self.failed:
-            what = "autobatch: a value is read after an error of the batch"
-            raise mismatch(RuntimeError, what, hint="do not catch errors inside the model")
+            problem = "autobatch: a value is read after an error of the batch"
+            raise mismatch(RuntimeError, problem, hint="do not catch errors inside the model")
         if torch._C._is_any_autocast_enabled() is not self.autocast:
             raise self._switched()
         if torch.is_inference_mode_enabled() is not self.inference:
@@ -772,13 +780,13 @@ class Session(Recorder):
         if number not in self.content:
             if number >= self.base or self.values.row[number] < 0:
                 if not self.can_run:
-                    what = "autobatch: an example that is recorded ahead reads a value"
-                    wanted = "calls that do not depend on values"
+                    problem = "autobatch: an example that is recorded ahead reads a value"
+                    expected = "calls that do not depend on values"
                     hint = "call the model on the example itself; traces hold no values"
-                    raise mismatch(RuntimeError, what, wanted, where=self.where(), hint=hint)
+                    raise mismatch(RuntimeError, problem, expected, where=self.where(), hint=hint)
                 self.reads[self._line()] += 1
                 if self.suspend is None:
-                    self.flush(needed=[number])
+                    self.flush(read_now=[number])
                 else:
                     self.suspend(value)
             if number not in self.content:

@@ -13,7 +13,7 @@ from functools import cached_property, partial
 from inspect import isclass
 from operator import is_
 from types import BuiltinFunctionType, MethodDescriptorType, WrapperDescriptorType
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -36,7 +36,7 @@ from pyg_dynbatch.core.engine import Engine
 from pyg_dynbatch.core.errors import Mismatch, mismatch
 from pyg_dynbatch.core.operation import Operations, Ragged, Signature, TorchFunction, row_type_of
 from pyg_dynbatch.core.recording import CALL, INPUT, Sites
-from pyg_dynbatch.core.types import TensorType
+from pyg_dynbatch.core.types import TensorType, parts_of
 
 
 @dataclass(frozen=True)
@@ -47,18 +47,34 @@ class Shared:
     view: tuple[Any, ...] = ()  # shape, strides and offset
 
 
+InputType = TensorType | Ragged
+"""The type of an argument of a call."""
+
+Template = tuple[tuple[object, ...], Mapping[str, object]]
+"""Positional and keyword arguments of a call, with marks for rows and parameters."""
+
+NO_TEMPLATE: Template = ((), {})
+
+
 class Spec:
     """A signature; it can be pickled without the model and means the same in every process.
 
     Args:
         key: Target, static arguments and row types; equal keys are batched together.
         target: Path of a module in the model, or a function.
-        template: Positional and keyword arguments, with marks for rows and parameters.
+        template: Its arguments, of a module or a function of rows.
         inputs: Type of each row.
         no_grad: Whether the call was recorded under ``torch.no_grad``.
     """
 
-    def __init__(self, key: Any, target: Any, template: Any, inputs: Any, no_grad: bool) -> None:
+    def __init__(
+        self,
+        key: tuple[object, ...],
+        target: "str | Callable[..., Any] | Own",
+        template: Template,
+        inputs: tuple[InputType, ...],
+        no_grad: bool,
+    ) -> None:
         self.key = key
         self.target = target
         self.template = template
@@ -72,13 +88,18 @@ class Spec:
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Spec) and self.key == other.key
 
-    def __reduce__(self) -> Any:  # hashes of strings differ between processes
+    def __reduce__(self) -> tuple[object, ...]:  # hashes of strings differ between processes
         return Spec, (self.key, self.target, self.template, self.inputs, self.no_grad)
 
     @property
     def inside(self) -> tuple["Spec", ...]:
         """Signatures of the calls that a call makes."""
         return self.target.specs if isinstance(self.target, Own) else ()
+
+    @property
+    def rows(self) -> list[TensorType]:
+        """The type of each argument that is one row."""
+        return [input_type for input_type in self.inputs if isinstance(input_type, TensorType)]
 
     def parts(self) -> Iterator["Spec"]:
         """List the signature itself, and all inside."""
@@ -101,6 +122,10 @@ class Own:
         """Return the target that makes several calls at once, if there is one."""
 
 
+Build = Callable[[Sequence[Lazy]], Any]
+"""Makes the result of a call from its values."""
+
+
 @dataclass(eq=False)
 class SignatureSite:
     """One signature in a table: its number, and what its calls return."""
@@ -111,7 +136,7 @@ class SignatureSite:
     signature: Signature | None = None
     where: str = ""
     examined: Examined | None = None
-    build: Callable[[Sequence[Lazy]], Any] | None = None  # the result, unless it is one row
+    build: "Build | None" = None  # the result, unless it is one row
     gradient: bool | None = False  # whether gradients flow back from it; None: as its arguments
     is_view: bool = False  # whether its results may share memory with its arguments
     called: Sequence[Part] = ()  # the module that is called, and all inside
@@ -157,7 +182,7 @@ class SignatureTable:
         self.tensors: dict[str, Tensor] = {}  # parameters and buffers of the current call
         self.device = torch.device("cpu")  # of these
         self.sites: list[SignatureSite] = []
-        self.by_key: dict[Any, SignatureSite] = {}
+        self.by_key: dict[tuple[object, ...], SignatureSite] = {}
         self.lookup = Lookup()
         self.shared: dict[Shared, int] = {}
         self.by_spec: dict[Spec, SignatureSite] = {}
@@ -171,9 +196,9 @@ class SignatureTable:
         self.cache = Cache()
         self.lengths = Lengths(self)
         self.names = Counter[str]()  # how many more operations have a name than one
-        self.dtypes_of_numbers: dict[Any, torch.dtype] = {}
+        self.dtypes_of_numbers: dict[tuple[object, ...], torch.dtype] = {}
         # The numbers among the arguments of calls, by their keys without these.
-        self.numbers = defaultdict[Any, set[Any]](set)
+        self.numbers = defaultdict[tuple[object, ...], set[tuple[object, ...]]](set)
         self._recorded = Sites()
 
     def start(self, tensors: Mapping[str, Tensor]) -> None:
@@ -193,27 +218,28 @@ class SignatureTable:
         """Return the number of a parameter or buffer among the arguments of calls."""
         return self.shared.setdefault(shared, len(self.shared))
 
-    def varies(self, key: tuple[Any, ...]) -> bool:
+    def varies(self, key: tuple[object, ...]) -> bool:
         """Return whether the numbers in the key of a call are data, as they have varied before."""
         target = key[0]
         if not isinstance(target, nn.Module) and target not in NUMERIC:
             return False
         # Torch computes in more digits with a number than with a tensor of half precision.
-        dtypes = {self.samples[part].dtype for part in key if type(part) is int}
+        dtypes = {self.samples[token].dtype for token in key if type(token) is int}
         if not dtypes.isdisjoint((torch.float16, torch.bfloat16)):
             return False
         if key[1:] and isinstance(key[-2], str):
             return False  # by name
-        numbers = tuple(part for part in key if _is_number(part))
+        numbers = tuple(token for token in key if _is_number(token))
         if not numbers:
             return False
-        seen = self.numbers[tuple(part[0] if _is_number(part) else part for part in key)]
-        seen.add(numbers)
-        return len(seen) > MOST_NUMBERS
+        key_without_numbers = tuple(token[0] if _is_number(token) else token for token in key)
+        known_numbers = self.numbers[key_without_numbers]
+        known_numbers.add(numbers)
+        return len(known_numbers) > MOST_NUMBERS
 
-    def dtype_of_number(self, kind: type, kinds: Sequence[int]) -> torch.dtype:
+    def dtype_of_number(self, kind: type[float], kinds: Sequence[int]) -> torch.dtype:
         """Return the dtype of a tensor that takes the place of a number beside values."""
-        key = kind, *kinds
+        key = (kind, *kinds)
         if key not in self.dtypes_of_numbers:
             samples = [self.samples[each] for each in kinds]
             # A condition, as that of torch.where, has no part in it.
@@ -251,8 +277,10 @@ class SignatureTable:
         return self.by_spec[spec]
 
     def _add(self, spec: Spec, device: torch.device, where: str) -> SignatureSite:
-        module = self.modules[spec.target] if isinstance(spec.target, str) else None
-        name = spec.target or name_of(module) if module is not None else name_of(spec.target)
+        module = self.module_of(spec)
+        name = name_of(module or spec.target)
+        if isinstance(spec.target, str):
+            name = spec.target or name
         recording = ACTIVE.session
         ACTIVE.session = None
         ACTIVE.examining = where or name
@@ -260,7 +288,7 @@ class SignatureTable:
             if module is not None and any(map(is_lazy, module.parameters())):
                 call = _Call(spec, module, self.tensors)  # which gives them their shapes
                 with torch.no_grad():
-                    on_ones(call, spec.inputs, device)
+                    on_ones(call, spec.rows, device)
             with self.state.untouched(name, where):
                 examined = self.lengths.known(spec, partial(_Call, spec, module, self.tensors))
                 if examined is None:
@@ -268,10 +296,10 @@ class SignatureTable:
                     self.lengths.meet(spec, examined)
         except NeedsPython as error:
             if module is None:
-                what = f"autobatch: {name} reads a value of its argument"
+                problem = f"autobatch: {name} reads a value of its argument"
                 hint = "item() or tolist() of the argument, which suspend the example"
-                wanted = "a function whose result has one shape and dtype"
-                raise mismatch(TypeError, what, wanted, where=where, hint=hint) from None
+                expected = "a function whose result has one shape and dtype"
+                raise mismatch(TypeError, problem, expected, where=where, hint=hint) from None
             self.opened[module] = (where, str(error) or "it reads a value")
             return OPEN
         except (RecursionError, torch.OutOfMemoryError):
@@ -279,31 +307,49 @@ class SignatureTable:
         except Exception as error:
             if isinstance(error.args[0] if error.args else "", Mismatch):
                 raise
-            given = ", ".join(str(row_type_of(wanted)) for wanted in spec.inputs)
-            what = f"autobatch: {name} fails on rows of these types: {given}"
+            types = ", ".join(str(row_type_of(input_type)) for input_type in spec.inputs)
+            problem = f"autobatch: {name} fails on rows of these types: {types}"
             hint = "" if module is None else "autobatch.open(module) records what is inside"
-            raise failed(error, what, where, hint) from error
+            raise failed(error, problem, where, hint) from error
         finally:
             ACTIVE.session = recording
             ACTIVE.examining = ""
-        outputs = [leaf for leaf in examined.leaves if isinstance(leaf, TensorType)]
-        form, build = _flat(examined)
-        signature = self._operation(form, spec.inputs, outputs, name)
-        kinds = tuple(self.outside_of(row_type).kinds[0] for row_type in outputs)
-        gradient = self._gradient(spec, module)
-        called = () if module is None else self.state.inside(spec.target)
-        for part in called:
-            part.judge()
-        site = SignatureSite(
-            len(self.sites), kinds, spec, signature, where, examined, build, gradient,
-            examined.is_view, called,
-        )  # fmt: skip
+        site = self._site(spec, module, examined, name, where)
         self.sites.append(site)
         self.lengths.made(site)
         return site
 
+    def _site(
+        self, spec: Spec, module: nn.Module | None, examined: Examined, name: str, where: str
+    ) -> SignatureSite:
+        outputs = [leaf for leaf in examined.leaves if isinstance(leaf, TensorType)]
+        form, build = _flat(examined)
+        signature = self._operation(form, spec.inputs, outputs, name)
+        kinds = tuple(self.outside_of(row_type).kinds[0] for row_type in outputs)
+        called = list[Part]()
+        if isinstance(spec.target, str):
+            called = self.state.inside(spec.target)
+        for part in called:
+            part.judge()
+        return SignatureSite(
+            number=len(self.sites),
+            kinds=kinds,
+            spec=spec,
+            signature=signature,
+            where=where,
+            examined=examined,
+            build=build,
+            gradient=self._gradient(spec, module),
+            is_view=examined.is_view,
+            called=called,
+        )
+
     def _operation(
-        self, form: Any, inputs: Sequence[Any], outputs: Sequence[TensorType], name: str
+        self,
+        form: Callable[..., Any],
+        inputs: Sequence[InputType],
+        outputs: Sequence[TensorType],
+        name: str,
     ) -> Signature:
         operations = self.engine.operations
         unique = stem = name.replace(".", "/")
@@ -314,32 +360,39 @@ class SignatureTable:
 
     def add_family(self, member: SignatureSite, family: Family) -> SignatureSite:
         """Add the site of the signatures that differ from one in lengths alone."""
-        of_member: Any = member.signature
-        name = f"{of_member.name.split(' ')[0]} of any length"
-        inputs = [self._general(wanted) for wanted in of_member.inputs]
+        stem = member.signature.name.split(" ")[0]  # type: ignore[union-attr]
+        inputs = [self._general(input_type) for input_type in member.spec.inputs]  # type: ignore[union-attr]
         kinds = tuple(map(self.lengths.buffer_of, member.kinds))
         outputs = [self.row_types[kind] for kind in kinds]
         site = replace(
             member,
             number=len(self.sites),
             kinds=kinds,
-            signature=self._operation(family, inputs, outputs, name),
+            signature=self._operation(family, inputs, outputs, f"{stem} of any length"),
             examined=member.examined._replace(way=family.recipe.name),  # type: ignore[union-attr]
             family=family,
         )
         self.sites.append(site)
         return site
 
-    def _general(self, wanted: Any) -> Any:
+    def _general(self, input_type: InputType) -> InputType:
         """Return the type of an argument without its length."""
-        if isinstance(wanted, Ragged):
-            return Ragged(self._general(wanted.row_type))
-        kind = self.outside_of(wanted).kinds[0]
+        if isinstance(input_type, Ragged):
+            (row_type,) = parts_of(input_type.row_type)
+            return Ragged(self._general_row(row_type))
+        return self._general_row(input_type)
+
+    def _general_row(self, row_type: TensorType) -> TensorType:
+        kind = self.outside_of(row_type).kinds[0]
         return self.row_types[self.lengths.buffer_of(kind)]
+
+    def module_of(self, spec: Spec) -> nn.Module | None:
+        """Return the module that a signature calls, if it is one."""
+        return self.modules[spec.target] if isinstance(spec.target, str) else None
 
     def examine(self, spec: Spec) -> Examined:
         """Choose the form of a signature without adding it."""
-        module = self.modules[spec.target] if isinstance(spec.target, str) else None
+        module = self.module_of(spec)
         recording = ACTIVE.session
         ACTIVE.session = None
         try:
@@ -355,25 +408,26 @@ class SignatureTable:
         """Return whether gradients flow back from the results; ``None``: as its arguments."""
         if spec.no_grad or spec.target in _DETACHING:
             return False
-        shared = [self.tensors[part.name] for part in spec.key if isinstance(part, Shared)]
-        tensors = [*shared, *([] if module is None else module.parameters())]
-        trained = any(tensor.requires_grad for tensor in tensors)
-        return True if trained or any(self.by_spec[s].gradient for s in spec.inside) else None
+        tensors = [self.tensors[token.name] for token in spec.key if isinstance(token, Shared)]
+        if module is not None:
+            tensors += module.parameters()
+        is_trained = any(tensor.requires_grad for tensor in tensors)
+        is_trained |= any(self.by_spec[inner].gradient for inner in spec.inside)
+        return True if is_trained else None
 
     def _examine(
         self, spec: Spec, module: nn.Module | None, device: torch.device, name: str, where: str
     ) -> Examined:
         if isinstance(spec.target, Own):
             return spec.target.examined(self, spec)
-        if any(isinstance(wanted, Ragged) for wanted in spec.inputs):
-            leaves = [row_type_of(spec.inputs[-1])]
+        if callable(spec.target) and any(isinstance(each, Ragged) for each in spec.inputs):
             form = torch.no_grad()(spec.target) if spec.no_grad else spec.target
-            return Examined(form, "ragged", leaves, tree_flatten(0)[1])
+            return Examined(form, "ragged", [row_type_of(spec.inputs[-1])], tree_flatten(0)[1])
 
         call = _Call(spec, module, self.tensors)
         if module is None:
-            return examine_function(call, spec.inputs, device, name, where)
-        return examine_module(call, module, spec.inputs, device, name, where)
+            return examine_function(call, spec.rows, device, name, where)
+        return examine_module(call, module, spec.rows, device, name, where)
 
     @property
     def recorded(self) -> Sites:
@@ -388,19 +442,19 @@ class SignatureTable:
 _DETACHING = {torch.detach, Tensor.detach}
 
 
-def _is_number(part: Any) -> bool:
-    return type(part) is tuple and len(part) == 2 and part[0] in (int, float)
+def _is_number(token: object) -> TypeGuard[tuple[type, object]]:
+    return type(token) is tuple and len(token) == 2 and token[0] in (int, float)
 
 
-def failed(error: Exception, what: str, where: str, hint: str) -> Exception:
+def failed(error: Exception, problem: str, where: str, hint: str) -> Exception:
     """Create the error for a call that fails because autobatch makes it in a different way."""
     kinds = TypeError, ValueError, IndexError, AttributeError
     kind = next((k for k in kinds if type(error) is k), RuntimeError)
     got = f"{type(error).__name__}: {error}".strip()
-    return mismatch(kind, what, got=got, where=where, hint=hint)
+    return mismatch(kind, problem, got=got, where=where, hint=hint)
 
 
-def name_of(target: Any) -> str:
+def name_of(target: object) -> str:
     """Name a module or function for people."""
     if isinstance(target, nn.Module):
         return type(target).__name__
@@ -413,21 +467,24 @@ _BUILT_IN = BuiltinFunctionType | MethodDescriptorType | WrapperDescriptorType
 class _Call(TorchFunction):
     """Call a target with rows and parameters in the places of its template."""
 
+    target: Callable[..., Any]
+
     def __init__(self, spec: Spec, module: nn.Module | None, tensors: dict[str, Tensor]) -> None:
         self.spec = spec
         self.module = module
         self.tensors = tensors
-        self.target = spec.target if module is None else module
+        self.target = spec.target if module is None else module  # type: ignore[assignment]
         args, kwargs = spec.template
-        self.plain = not (kwargs or spec.no_grad) and all(a is ROW for a in args)
-        parts = [part for part in spec.key if isinstance(part, Shared)]
-        self.names = [part.name for part in parts]
-        self.has_views = any(part.view for part in parts)
-        self._kept: Any = None  # the parameters that it uses, and the known form
+        self.is_plain = not (kwargs or spec.no_grad) and all(each is ROW for each in args)
+        shared = [token for token in spec.key if isinstance(token, Shared)]
+        self.names = [each.name for each in shared]
+        self.has_views = any(each.view for each in shared)
+        # The parameters that the known form uses, and that form.
+        self._kept: tuple[Sequence[Tensor], Callable[..., Any]] | None = None
 
-    def __call__(self, *rows: Any) -> Any:
+    def __call__(self, *rows: Tensor) -> Any:
         """Call the target itself."""
-        return self.target(*rows) if self.plain else self._filled(rows, self.target, _itself)
+        return self.target(*rows) if self.is_plain else self._filled(rows, self.target, _itself)
 
     def twin(self, twins: Twins) -> Callable[..., Any]:
         """Return the same call on twins of the module and of parameters."""
@@ -436,25 +493,27 @@ class _Call(TorchFunction):
 
     def batched(self) -> Batched | None:
         """Return the form that the tables have for it, with the parameters as they are now."""
-        args, kwargs = (self._resolved(part) for part in self.spec.template)
+        args, kwargs = self._resolved(self.spec.template)
+        types = self.spec.rows
         if self.module is not None:
-            return batched_layer(self.module, args, kwargs, self.spec.inputs)
-        return batched(self.target, args, kwargs, self.spec.inputs)
+            return batched_layer(self.module, args, kwargs, types)
+        return batched(self.target, args, kwargs, types)
 
-    def known_form(self, *rows: Any) -> Any:
+    def known_form(self, *rows: Tensor) -> Any:
         """Run the form of the tables."""
         if self.spec.no_grad:
             with torch.no_grad():
                 return self._form()(*rows)
         return self._form()(*rows)
 
-    def _form(self) -> Any:
+    def _form(self) -> Callable[..., Any]:
         """Return the form, which is made again if a parameter has been replaced."""
         shared = [self.tensors[name] for name in self.names]
         if self._kept is None or not all(map(is_, shared, self._kept[0])):
             self._kept = shared, self.batched().form  # type: ignore[union-attr]
-        form = self._kept[1]
-        self._kept = None if self.has_views else self._kept  # they belong to a graph
+        _, form = self._kept
+        if self.has_views:  # they belong to a graph
+            self._kept = None
         return form
 
     def of_run(self, called: Callable[..., Any]) -> Callable[..., Any] | None:
@@ -463,26 +522,32 @@ class _Call(TorchFunction):
             return None
         if called == self.known_form:
             return self._form()
-        return self.target if self.plain and isinstance(self.target, _BUILT_IN) else None
+        return self.target if self.is_plain and isinstance(self.target, _BUILT_IN) else None
 
-    def _resolved(self, value: Any) -> Any:
+    def _resolved(self, value: object) -> Any:
         if isinstance(value, Shared):
             tensor = self.tensors[value.name]
             return tensor.as_strided(*value.view) if value.view else tensor
         return mapped(self._resolved, value)
 
-    def _filled(self, rows: Any, target: Any, convert: Callable[[Tensor], Tensor]) -> Any:
-        given = iter(rows)
-        args, kwargs = (self._fill(part, given, convert) for part in self.spec.template)
+    def _filled(
+        self,
+        rows: Sequence[Tensor],
+        target: Callable[..., Any],
+        convert: Callable[[Tensor], Tensor],
+    ) -> Any:
+        args, kwargs = self._fill(self.spec.template, iter(rows), convert)
         with torch.set_grad_enabled(torch.is_grad_enabled() and not self.spec.no_grad):
             return target(*args, **kwargs)
 
-    def _fill(self, value: Any, rows: Iterator[Any], convert: Callable[[Tensor], Tensor]) -> Any:
+    def _fill(
+        self, value: object, rows: Iterator[Tensor], convert: Callable[[Tensor], Tensor]
+    ) -> Any:
         if isinstance(value, Shared):
             return convert(self._resolved(value))
         if value is ROW:
             return next(rows)
-        return mapped(lambda part: self._fill(part, rows, convert), value)
+        return mapped(lambda item: self._fill(item, rows, convert), value)
 
 
 def _itself(tensor: Tensor) -> Tensor:
@@ -495,27 +560,26 @@ _RETURN_TYPES = frozenset(
 """Named tuples that functions of torch return."""
 
 
-def _flat(examined: Examined) -> tuple[Callable[..., Any], Callable[[Sequence[Lazy]], Any] | None]:
+def _flat(examined: Examined) -> tuple[Callable[..., Any], Build | None]:
     """Return the form with flat results, and what builds the result of a call from its rows."""
     form = examined.form
     leaves = examined.leaves
-    spec = examined.spec
-    if spec.is_leaf():
+    structure = examined.structure
+    if structure.is_leaf():
         return form, None
-    tensors = all(isinstance(leaf, TensorType) for leaf in leaves)
-    if tensors and len(leaves) > 1 and spec == tree_flatten(tuple(leaves))[1]:
-        return form, tuple
+    if all(isinstance(leaf, TensorType) for leaf in leaves):
+        if len(leaves) > 1 and structure == tree_flatten(tuple(leaves))[1]:
+            return form, tuple
+        if structure.type in _RETURN_TYPES:
+            return form, structure.type
 
-    if tensors and spec.type in _RETURN_TYPES:
-        return form, spec.type
+    def flat(*rows: Tensor) -> Tensor | tuple[Tensor, ...]:
+        tensors = tuple(leaf for leaf in tree_leaves(form(*rows)) if isinstance(leaf, Tensor))
+        return tensors if len(tensors) > 1 else tensors[0]
 
-    def flat(*rows: Any) -> Any:
-        found = tuple(leaf for leaf in tree_leaves(form(*rows)) if isinstance(leaf, Tensor))
-        return found if len(found) > 1 else found[0]
-
-    def build(made: Sequence[Lazy]) -> Any:
-        rest = iter(made)
-        filled = [next(rest) if isinstance(x, TensorType) else x for x in leaves]
-        return tree_unflatten(filled, spec)
+    def build(values: Sequence[Lazy]) -> Any:
+        rest = iter(values)
+        filled = [next(rest) if isinstance(leaf, TensorType) else leaf for leaf in leaves]
+        return tree_unflatten(filled, structure)
 
     return flat, build

@@ -5,7 +5,7 @@ type that were pushed during a run are in one :class:`_Arena`, which knows the r
 are never changed, so that old stacks stay as they were, and nothing is copied.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from operator import attrgetter
@@ -13,34 +13,18 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import GetAttrKey, register_pytree_node
+from torch.utils._pytree import GetAttrKey, TreeSpec, register_pytree_node
 
 from pyg_dynbatch.autobatch.forms import Examined
-from pyg_dynbatch.autobatch.lazy import ACTIVE, Lazy
+from pyg_dynbatch.autobatch.lazy import ACTIVE, Lazy, TensorOrLazy
 from pyg_dynbatch.autobatch.programs import NODES, flattened, own_form, type_of, unflattened
-from pyg_dynbatch.autobatch.ragged import as_row, record_own, rows
+from pyg_dynbatch.autobatch.ragged import RaggedValues, as_row, record_own, rows
+from pyg_dynbatch.autobatch.session import Session
 from pyg_dynbatch.autobatch.signatures import Own, SignatureTable, Spec
 from pyg_dynbatch.core.engine import current_run
 from pyg_dynbatch.core.errors import describe_value, mismatch
 from pyg_dynbatch.core.row_buffer import Read, RowBuffer, Rows, Write, exchange, new_token
 from pyg_dynbatch.core.types import RaggedRows, TensorType
-
-POINTER = TensorType((), torch.int64)
-Types = tuple[TensorType, ...]
-
-
-class Node:
-    """A value on a stack that is not recorded, and what is below it."""
-
-    __slots__ = ("below", "leaves", "size")
-
-    def __init__(self, leaves: Sequence[Any], below: "Node | None") -> None:
-        self.leaves = leaves
-        self.below = below
-        self.size: int = 0 if below is None else below.size + 1
-
-
-_EMPTY = Node((), None)
 
 
 class Stack:
@@ -73,23 +57,23 @@ class Stack:
 
     __slots__ = ("_form", "_top")
 
-    def __init__(self, like: Any) -> None:
+    def __init__(self, like: object) -> None:
         leaves, structure = flattened(like)
-        types: Any = tuple(map(type_of, leaves))
-        if not leaves or None in types:
+        types = tuple(row_type for row_type in map(type_of, leaves) if row_type)
+        if not leaves or len(types) < len(leaves):
             got = ", ".join(map(describe_value, leaves)) or "an empty structure"
-            what = "autobatch.Stack: not a tensor"
+            problem = "autobatch.Stack: not a tensor"
             hint = "such as Stack(torch.zeros(3))"
-            wanted = "a tensor, or a structure of tensors, like those on the stack"
-            raise mismatch(TypeError, what, wanted, got, where=ACTIVE.where(), hint=hint)
-        form = _Form(types, structure, leaves[0].device)
-        if len(_KNOWN) > 1000:
-            _KNOWN.clear()
-        self._form = _KNOWN.setdefault(form, form)
+            expected = "a tensor, or a structure of tensors, like those on the stack"
+            raise mismatch(TypeError, problem, expected, got, where=ACTIVE.where(), hint=hint)
+        form = StackForm(types, structure, leaves[0].device)
+        if len(_KNOWN_FORMS) > 1000:
+            _KNOWN_FORMS.clear()
+        self._form = _KNOWN_FORMS.setdefault(form, form)
         self._top: Node | Lazy = _EMPTY
 
     @classmethod
-    def of(cls, values: Any) -> "Stack":
+    def of(cls, values: Sequence[object] | TensorOrLazy) -> "Stack":
         """Make a stack of values; the last one is the top.
 
         Args:
@@ -101,30 +85,31 @@ class Stack:
         """
         listed = rows(values) if isinstance(values, Tensor | Lazy) else [*values]
         if not listed:
-            what = "autobatch.Stack.of: there are no values"
+            problem = "autobatch.Stack.of: there are no values"
             where = ACTIVE.where()
             hint = "Stack(like) is an empty stack"
-            raise mismatch(ValueError, what, "at least one value", 0, where=where, hint=hint)
+            raise mismatch(ValueError, problem, "at least one value", 0, where=where, hint=hint)
         stack = cls(listed[0])
         if (session := ACTIVE.session_for("it uses a Stack")) is None:
             for value in listed:
                 stack = stack.push(value)
             return stack
-        columns = zip(*map(stack._leaves, listed), strict=True)
-        found = [[as_row(session, leaf) for leaf in column] for column in columns]
-        given = [(column, column[0]._kind) for column in found]
-        make = stack._own(_PushAll)
+        arguments = list[RaggedValues]()
+        for column in zip(*map(stack._leaves, listed), strict=True):
+            lazy_values = [as_row(session, leaf) for leaf in column]
+            arguments.append((lazy_values, lazy_values[0]._kind))
         key = ("stack", stack._form)
-        return stack._form(record_own(session, key, make, given)[0])
+        return stack._form(record_own(session, key, stack._making(_PushAll), arguments)[0])
 
-    def push(self, value: Any) -> "Stack":
+    def push(self, value: object) -> "Stack":
         """Return a stack with one more value on top."""
         leaves = self._leaves(value)
         if (session := ACTIVE.session_for("it uses a Stack")) is None:
             return self._form(Node(leaves, self._node()))
-        given = [self._pointer(), *(as_row(session, leaf) for leaf in leaves)]
-        key = "push", self._form
-        return self._form(record_own(session, key, self._own(_Push), given)[0])
+        pointer = self._pointer(session)
+        arguments = [pointer, *(as_row(session, leaf) for leaf in leaves)]
+        key = ("push", self._form)
+        return self._form(record_own(session, key, self._making(_Push), arguments)[0])
 
     def pop(self) -> tuple[Any, "Stack"]:
         """Return the top, and a stack without it."""
@@ -134,17 +119,18 @@ class Stack:
     def top(self) -> Any:
         """The value that was pushed last."""
         if (session := ACTIVE.session_for("it uses a Stack")) is None:
-            return unflattened(self._found(self._node()).leaves, self._form.structure)
-        key = "top", self._form
-        leaves = record_own(session, key, self._own(_Top), [self._pointer()])
+            node, _ = self._top_and_below()
+            return unflattened(node.leaves, self._form.structure)
+        key = ("top", self._form)
+        leaves = record_own(session, key, self._making(_Top), [self._pointer(session)])
         return unflattened(leaves, self._form.structure)
 
     def peek(self, depth: int) -> Any:
         """Return a value below the top: ``peek(0)`` is the top, ``peek(1)`` the one below it."""
         if not isinstance(depth, int) or depth < 0:
-            what = "autobatch.Stack.peek: not a depth"
-            wanted = "0 or more"
-            raise mismatch(TypeError, what, wanted, repr(depth), where=ACTIVE.where())
+            problem = "autobatch.Stack.peek: not a depth"
+            expected = "0 or more"
+            raise mismatch(TypeError, problem, expected, repr(depth), where=ACTIVE.where())
         return self._below(depth).top
 
     @property
@@ -152,60 +138,66 @@ class Stack:
         """Number of values, an int64 tensor ``[]``."""
         if (session := ACTIVE.session_for("it uses a Stack")) is None:
             return torch.tensor(self._node().size, device=self._form.device)
-        key = "size", self._form
-        return record_own(session, key, self._own(_Size), [self._pointer()])[0]
+        key = ("size", self._form)
+        return record_own(session, key, self._making(_Size), [self._pointer(session)])[0]
 
     def _below(self, depth: int) -> "Stack":
+        stack = self
         for _ in range(depth):
             if (session := ACTIVE.session_for("it uses a Stack")) is None:
-                self = self._form(self._found(self._node()).below)
+                _, below = stack._top_and_below()
+                stack = stack._form(below)
             else:
-                key = ("below", self._form)
-                given = [self._pointer()]
-                self = self._form(record_own(session, key, self._own(_Below), given)[0])
-        return self
+                key = ("below", stack._form)
+                pointer = stack._pointer(session)
+                (below_pointer,) = record_own(session, key, stack._making(_Below), [pointer])
+                stack = stack._form(below_pointer)
+        return stack
 
-    def _own(self, kind: Any) -> Any:
+    def _making(self, kind: "type[_OnStacks]") -> "Callable[[], _OnStacks]":
+        """Return what makes an operation of these stacks."""
         return lambda: kind(self._form.types)
 
-    def _leaves(self, value: Any) -> list[Any]:
+    def _leaves(self, value: object) -> list[Any]:
         """Check a value, and list its tensors."""
         leaves, structure = flattened(value)
         if structure is self._form.structure and all(map(_fits, leaves, self._form.types)):
             return leaves
-        types: Any = tuple(map(type_of, leaves))
+        types = tuple(map(type_of, leaves))
         if structure != self._form.structure or types != self._form.types:
-            what = "autobatch.Stack: a value that is pushed is not like the others"
-            got = ", ".join(map(describe_value, leaves)) if None in types else ""
-            got = got or ", ".join(map(str, types))
+            problem = "autobatch.Stack: a value that is pushed is not like the others"
+            if None in types:
+                got = ", ".join(map(describe_value, leaves))
+            else:
+                got = ", ".join(map(str, types))
             if structure != self._form.structure:
                 got += f" in {structure}"
-            wanted = ", ".join(map(str, self._form.types))
-            raise mismatch(TypeError, what, wanted, got, where=ACTIVE.where())
+            expected = ", ".join(map(str, self._form.types))
+            raise mismatch(TypeError, problem, expected, got, where=ACTIVE.where())
         return leaves
 
-    def _node(self) -> Node:
+    def _node(self) -> "Node":
         if type(self._top) is Lazy:
             self._top.item()  # which raises the error for a value of an earlier call
         return self._top  # type: ignore[return-value]
 
-    def _found(self, node: Node) -> Node:
+    def _top_and_below(self) -> "tuple[Node, Node]":
+        node = self._node()
         if node.below is None:
             raise underflow(ACTIVE.where())
-        return node
+        return node, node.below
 
-    def _pointer(self) -> Lazy:
+    def _pointer(self, session: Session) -> Lazy:
         """Return the pointer; push what is on a stack that was made outside the model."""
-        session = ACTIVE.session
         if type(self._top) is Lazy:
             return as_row(session, self._top)
-        values = list[Any]()
-        node = self._node()
+        values = list[object]()
+        node = self._top
         while node.below is not None:
             values.append(unflattened(node.leaves, self._form.structure))
             node = node.below
         if values:
-            return Stack.of(values[::-1])._pointer()
+            return Stack.of(values[::-1])._pointer(session)
         return as_row(session, torch.tensor(-1, device=session.device))
 
     def __repr__(self) -> str:
@@ -214,62 +206,84 @@ class Stack:
         return f"Stack({', '.join(map(str, self._form.types))}{size})"
 
 
-def _fits(value: Any, row_type: TensorType) -> bool:
+def _fits(value: object, row_type: TensorType) -> bool:
     if type(value) is Lazy:
         return type_of(value) == row_type
-    return getattr(value, "dtype", None) == row_type.dtype and value.shape == row_type.shape
+    has_dtype = getattr(value, "dtype", None) == row_type.dtype
+    return has_dtype and getattr(value, "shape", None) == row_type.shape
+
+
+POINTER = TensorType((), torch.int64)
+Types = tuple[TensorType, ...]
+
+
+class Node:
+    """A value on a stack that is not recorded, and what is below it."""
+
+    __slots__ = ("below", "leaves", "size")
+
+    def __init__(self, leaves: Sequence[object], below: "Node | None") -> None:
+        self.leaves = leaves
+        self.below = below
+        self.size: int = 0 if below is None else below.size + 1
+
+
+_EMPTY = Node((), None)
 
 
 def underflow(where: str = "") -> IndexError:
     """Create the error for a read below the last value of a stack."""
-    what = "autobatch.Stack: a value is read from an empty stack"
+    problem = "autobatch.Stack: a value is read from an empty stack"
     hint = "stack.size says how many there are; or push what stands below all others"
-    return mismatch(IndexError, what, "at least one value", "none", where=where, hint=hint)
+    return mismatch(IndexError, problem, "at least one value", "none", where=where, hint=hint)
 
 
-class _Form:
+class StackForm:
     """What stacks of equal values have in common; called with a top, it makes a stack."""
 
-    def __init__(self, types: Types, structure: Any, device: torch.device) -> None:
+    def __init__(self, types: Types, structure: TreeSpec, device: torch.device) -> None:
         self.types = types
         self.structure = structure
         self.device = device
         self._hash = hash((types, device))
 
-    def __call__(self, top: Any) -> Stack:
+    def __call__(self, top: Node | Lazy) -> Stack:
+        """Return the stack with a top."""
         stack = object.__new__(Stack)
         stack._form = self
         stack._top = top
         return stack
 
     @staticmethod
-    def leaf_of(stack: Stack) -> Any:
+    def leaf_of(stack: Stack) -> Node | Lazy:
         """Return the top; while a model is recorded, the pointer to it."""
-        return stack._top if ACTIVE.session is None else stack._pointer()
+        session = ACTIVE.session
+        return stack._top if session is None else stack._pointer(session)
 
     def __hash__(self) -> int:
         return self._hash
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Form) and self._facts() == other._facts()
+        return isinstance(other, StackForm) and self._facts() == other._facts()
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _Form, self._facts()
+    def __reduce__(self) -> tuple[object, ...]:
+        return StackForm, self._facts()
 
-    def _facts(self) -> tuple[Any, ...]:
+    def _facts(self) -> tuple[Types, TreeSpec, torch.device]:
         return self.types, self.structure, self.device
 
 
-_KNOWN: dict[_Form, _Form] = {}  # one of all that are equal, which are then found sooner
+# One of all that are equal, which are then found sooner.
+_KNOWN_FORMS: dict[StackForm, StackForm] = {}
 
 
 NODES[Stack] = attrgetter("_form")
 _POINTER = GetAttrKey("pointer")
 register_pytree_node(
     Stack,
-    lambda stack: ([_Form.leaf_of(stack)], stack._form),
+    lambda stack: ([StackForm.leaf_of(stack)], stack._form),
     lambda leaves, form: form(*leaves),
-    flatten_with_keys_fn=lambda stack: ([(_POINTER, _Form.leaf_of(stack))], stack._form),
+    flatten_with_keys_fn=lambda stack: ([(_POINTER, StackForm.leaf_of(stack))], stack._form),
 )
 
 
@@ -279,15 +293,16 @@ class _Arena:
     def __init__(self, types: Types, device: torch.device) -> None:
         self.rows = 0
         self.buffer = RowBuffer(256)
-        like = tuple(
+        no_rows = tuple(
             torch.empty((0, *each.shape), dtype=each.dtype, device=device) for each in types
         )
-        self.buffer.allocate(like, tuple(part.dtype for part in like))
+        self.buffer.allocate(no_rows, tuple(each.dtype for each in types))
         # Of each row the one below it, and the size of the stack. The last entry, which the empty
         # stack finds, is never used.
-        self.below, self.sizes = torch.zeros(2, 257, dtype=torch.int64, device=device).unbind()
+        self.below = torch.zeros(257, dtype=torch.int64, device=device)
+        self.sizes = torch.zeros(257, dtype=torch.int64, device=device)
         # Rows to be written before the next read: one call of autograd does both.
-        self.token = new_token(like[0])
+        self.token = new_token(no_rows[0])
         self.pending = list[Write]()
 
     def push(self, below: Tensor, rows: Rows, sizes: Tensor) -> Tensor:
@@ -297,21 +312,21 @@ class _Arena:
         self.buffer.grow(self.rows)
         if (room := self.buffer.parts[0].size(0)) >= self.below.size(0):
             more = self.below.new_zeros(room + 1 - self.below.size(0))
-            self.below, self.sizes = (torch.cat([x, more]) for x in (self.below, self.sizes))
+            self.below = torch.cat([self.below, more])
+            self.sizes = torch.cat([self.sizes, more])
         self.pending.append(Write(self.buffer, first, rows))
         self.below[first : self.rows] = below
         self.sizes[first : self.rows] = sizes
         return torch.arange(first, self.rows, device=below.device)
 
-    def read(self, pointers: Sequence[Tensor]) -> Any:
+    def read(self, pointers: Sequence[Tensor]) -> Rows:
         """Return the rows at pointers, those of several vectors in one gather."""
         joined = torch.cat(list(pointers)) if len(pointers) > 1 else pointers[0]
         with _checked(joined):
-            read = [Read(self.buffer, joined, len(pointers))]
-            self.token, found = exchange(self.token, self.pending, read)
+            read = Read(self.buffer, joined, len(pointers))
+            self.token, rows_read = exchange(self.token, self.pending, [read])
         self.pending = []
-        parts = tuple(part for rows in found for part in rows)
-        return parts if len(parts) > 1 else parts[0]
+        return tuple(part for rows in rows_read for part in rows)
 
 
 @contextmanager
@@ -336,8 +351,8 @@ class _OnStacks(Own):
         """Types of the results."""
         return (POINTER,)
 
-    def run(self, arena: _Arena, *given: Any) -> Any:
-        """Run the operation."""
+    def run(self, arena: _Arena, *arguments: Any) -> Tensor | Rows:
+        """Run the operation on stacked rows."""
         raise NotImplementedError
 
     def examined(self, table: SignatureTable, spec: Spec) -> Examined:
@@ -346,11 +361,11 @@ class _OnStacks(Own):
         run = self.run
         name = f"stacks of {self.types}"
 
-        def form(*given: Any) -> Any:
-            shared: Any = current_run.get().shared  # type: ignore[union-attr]
+        def form(*arguments: Tensor | RaggedRows) -> Tensor | Rows:
+            shared = current_run.get().shared  # type: ignore[union-attr]
             if name not in shared:
                 shared[name] = _Arena(types, table.engine.device)
-            return run(shared[name], *given)
+            return run(shared[name], *arguments)
 
         return own_form(form, self.results)
 
@@ -367,16 +382,15 @@ class _PushAll(_OnStacks):
 
     __name__ = "stack"
 
-    def run(self, arena: _Arena, *given: RaggedRows) -> Tensor:
-        owner = given[0].segment_ids
-        calls = given[0].num_calls
-        number = torch.arange(owner.numel(), device=owner.device)
-        ends = torch.bincount(owner, minlength=calls).cumsum(0)
+    def run(self, arena: _Arena, *columns: RaggedRows) -> Tensor:
+        list_of_row = columns[0].segment_ids
+        row = torch.arange(list_of_row.numel(), device=list_of_row.device)
+        ends = torch.bincount(list_of_row, minlength=columns[0].num_calls).cumsum(0)
         begins = torch.cat([ends.new_zeros(1), ends[:-1]])
-        place = number - begins[owner]  # within the list
-        below = torch.where(place > 0, number - 1 + arena.rows, -1)
-        made = arena.push(below, tuple(each.rows for each in given), place + 1)
-        return made[ends - 1]
+        place = row - begins[list_of_row]  # within the list
+        below = torch.where(place > 0, row - 1 + arena.rows, -1)
+        pointers = arena.push(below, tuple(each.rows for each in columns), place + 1)
+        return pointers[ends - 1]
 
 
 @dataclass(frozen=True)
@@ -391,8 +405,9 @@ class _Top(_OnStacks):
     def joined(self, calls: int) -> "_Top":
         return _Top(self.types, calls)
 
-    def run(self, arena: _Arena, *pointers: Tensor) -> Any:
-        return arena.read(pointers)
+    def run(self, arena: _Arena, *pointers: Tensor) -> Tensor | Rows:
+        rows = arena.read(pointers)
+        return rows if len(rows) > 1 else rows[0]
 
 
 class _Below(_OnStacks):

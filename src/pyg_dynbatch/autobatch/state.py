@@ -19,6 +19,8 @@ from pyg_dynbatch.core.operation import HOOKS
 _INTERNAL = set(vars(nn.Module())) - {"training"}
 _HELD = "_parameters", "_buffers", "_modules"
 _CONTAINERS = list, deque, dict
+ListOrDict = list[Any] | deque[Any] | dict[Any, Any]
+"""A container that a module has as an attribute."""
 
 
 class Conditions(NamedTuple):
@@ -36,15 +38,18 @@ class Conditions(NamedTuple):
         """Describe a model by its modules, and its parameters and buffers."""
         devices = [device for device in ("cpu", "cuda") if torch.is_autocast_enabled(device)]
         return cls(
-            tuple(
-                (path, type(part).__qualname__, sum(len(getattr(part, kind)) for kind in HOOKS))
-                for path, part in modules.items()
+            modules=tuple(
+                (path, type(module).__qualname__, _num_hooks(module))
+                for path, module in modules.items()
             ),
-            tuple((n, t.dtype, None if is_lazy(t) else t.shape) for n, t in tensors.items()),
-            tuple(part.training for part in modules.values()),
-            tuple(map(torch.get_autocast_dtype, devices)),
-            torch.get_default_dtype(),
-            torch.is_grad_enabled(),
+            parameters=tuple(
+                (name, tensor.dtype, None if is_lazy(tensor) else tensor.shape)
+                for name, tensor in tensors.items()
+            ),
+            training=tuple(module.training for module in modules.values()),
+            autocast=tuple(map(torch.get_autocast_dtype, devices)),
+            default=torch.get_default_dtype(),
+            has_gradients=torch.is_grad_enabled(),
         )
 
     def check(self, recorded: "Conditions") -> None:
@@ -53,7 +58,7 @@ class Conditions(NamedTuple):
             recorded = recorded._replace(has_gradients=self.has_gradients)
         if self == recorded:
             return
-        parts = (
+        names_and_hints = (
             ("the modules or their hooks", "the same model or a copy of it"),
             ("the shapes or dtypes of parameters", "a copy of the model; or collate again"),
             ("the training mode", "model.train() or model.eval() before both"),
@@ -61,16 +66,21 @@ class Conditions(NamedTuple):
             ("the default dtype", "torch.set_default_dtype before both, in workers too"),
             ("the gradient mode", "collate() outside of torch.no_grad"),
         )
-        pairs = zip(parts, self, recorded, strict=True)
-        name, hint, mine, theirs = next((*p, a, b) for p, a, b in pairs if a != b)
-        what = f"autobatch: since a batch was collated, {name} changed"
-        raise mismatch(ValueError, what, _difference(theirs, mine), _difference(mine, theirs),
-                       hint=hint)  # fmt: skip
+        for (name, hint), mine, theirs in zip(names_and_hints, self, recorded, strict=True):
+            if mine != theirs:
+                problem = f"autobatch: since a batch was collated, {name} changed"
+                expected = _difference(theirs, mine)
+                got = _difference(mine, theirs)
+                raise mismatch(ValueError, problem, expected, got, hint=hint)
 
 
-def _difference(these: Any, others: Any) -> str:
+def _num_hooks(module: nn.Module) -> int:
+    return sum(len(getattr(module, kind)) for kind in HOOKS)
+
+
+def _difference(these: object, others: object) -> str:
     """Describe the first item that differs."""
-    if not isinstance(these, tuple):
+    if not isinstance(these, tuple) or not isinstance(others, tuple):
         return str(these)
     pairs = zip_longest(these, others, fillvalue="nothing")
     return str(next(one for one, other in pairs if one != other))
@@ -157,10 +167,13 @@ class Part:
         return [name.removesuffix(" itself") for name in names]
 
 
-def _containers(module: nn.Module) -> dict[str, Any]:
+def _containers(module: nn.Module) -> dict[str, ListOrDict]:
     """Return the lists and dicts that a module has as attributes, by name."""
-    own = vars(module).items()
-    return {n: value for n, value in own if n not in _INTERNAL and type(value) in _CONTAINERS}
+    return {
+        name: value
+        for name, value in vars(module).items()
+        if name not in _INTERNAL and type(value) in _CONTAINERS
+    }
 
 
 def _counted(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
@@ -190,22 +203,24 @@ def _is_same(before: Mapping[str, Any], now: Mapping[str, Any], name: str) -> bo
 
 def changed(name: str, where: str) -> RuntimeError:
     """Create the error for a change of what recorded calls read."""
-    what = f"autobatch: {name!r} was changed while the model was recorded"
+    problem = f"autobatch: {name!r} was changed while the model was recorded"
     got = "calls that read it are run later, and would all find its last value"
     hint = "change it outside the model, in a submodule that is not opened, or use a new tensor"
-    return mismatch(RuntimeError, what, got=got, where=where, hint=hint)
+    return mismatch(RuntimeError, problem, got=got, where=where, hint=hint)
 
 
-def holds_values(value: Any, depth: int = 3) -> bool:
+def holds_values(value: object, depth: int = 3) -> bool:
     """Return whether an object is a recorded value or, as far as can be seen, holds one."""
     if type(value) is Lazy:
         return True
     if not depth or isinstance(value, type | nn.Module | Tensor):
         return False
-    parts = [*getattr(value, "__dict__", {}).values()]
-    if isinstance(value, list | tuple | set | frozenset | deque | Mapping):
-        parts += value.values() if isinstance(value, Mapping) else value
-    return any(holds_values(part, depth - 1) for part in parts)
+    items = [*getattr(value, "__dict__", {}).values()]
+    if isinstance(value, Mapping):
+        items += value.values()
+    elif isinstance(value, list | tuple | set | frozenset | deque):
+        items += value
+    return any(holds_values(item, depth - 1) for item in items)
 
 
 class _Held(NamedTuple):
@@ -225,7 +240,7 @@ class Baseline:
 
     def __init__(self, modules: Mapping[str, nn.Module]) -> None:
         self.held = list[_Held]()
-        self._marks = list[tuple[str, Any, int, Any]]()  # of containers, by name
+        self._marks = list[tuple[str, ListOrDict, int, object]]()  # of containers, by name
         self._snapshot = Snapshot()  # of all dictionaries
         for path, module in modules.items():
             prefix = f"{path}." if path else ""
@@ -317,12 +332,12 @@ class State:
             if part in self._called and not part.is_same():
                 raise part.error(where())
             if not part.is_as_judged():
-                what = (
+                problem = (
                     f"autobatch: the model changes an attribute of {part.path!r} before its calls"
                 )
                 expected = "the attributes with which its calls were met first"
                 hint = "pass what differs as an argument, or change it outside of the model"
-                raise mismatch(RuntimeError, what, expected, where=where(), hint=hint)
+                raise mismatch(RuntimeError, problem, expected, where=where(), hint=hint)
             self._called.add(part)
             part.take()
 
@@ -357,26 +372,31 @@ class State:
         if self._now.is_current:
             return
         if others := self.waiting - {example}:
-            what = f"autobatch: examples that take turns share {self._now.changed()!r} of the model"
+            problem = (
+                f"autobatch: examples that take turns share {self._now.changed()!r} of the model"
+            )
             expected = "the state of an example in local variables, passed on as arguments"
             got = f"changed by a turn, while example {min(others)} waits for a value"
             where = f"example {example}"
-            raise mismatch(RuntimeError, what, expected, got, where=where)
+            raise mismatch(RuntimeError, problem, expected, got, where=where)
         self._current()
 
-    def look(self) -> "Look":
+    def look(self) -> Look:
         """Take everything as it is now."""
         with unseen():
             held = self._now if self._now.is_current else Baseline(self._modules)
             return Look(held, self._versions())
 
-    def changed_since(self, before: "Look") -> str:
+    def changed_since(self, before: Look) -> str:
         """Return the name of something that has changed since, or ``""``."""
         with unseen():
             if name := before.held.changed():
                 return name
-            now = self._versions()
-        return next((name for name in before.versions if now[name] != before.versions[name]), "")
+            versions = self._versions()
+        for name, version in before.versions.items():
+            if versions[name] != version:
+                return name
+        return ""
 
     @contextmanager
     def unchanged(self) -> Iterator[None]:
@@ -394,10 +414,12 @@ class State:
             yield
         finally:
             if name := self.changed_since(before):
-                what = f"autobatch: {module} changes {name!r} of the model, which is no part of it"
+                problem = (
+                    f"autobatch: {module} changes {name!r} of the model, which is no part of it"
+                )
                 expected = "a module that changes only what it holds"
                 hint = "change it in the forward of the model that is batched"
-                raise mismatch(RuntimeError, what, expected, where=where, hint=hint)
+                raise mismatch(RuntimeError, problem, expected, where=where, hint=hint)
 
     def _versions(self) -> dict[str, int]:
         return {
@@ -416,10 +438,12 @@ class State:
                 if type(leaf) is Lazy:
                     values.append(leaf)
                 elif holds_values(leaf):
-                    what = f"autobatch: {each.prefix + name!r} of the model holds recorded values"
+                    problem = (
+                        f"autobatch: {each.prefix + name!r} of the model holds recorded values"
+                    )
                     expected = "tensors, or lists, tuples and dicts of them"
                     hint = "return them"
-                    raise mismatch(TypeError, what, expected, type(leaf).__name__, hint=hint)
+                    raise mismatch(TypeError, problem, expected, type(leaf).__name__, hint=hint)
         return values
 
     def replace(self, computed: Iterable[Tensor]) -> None:
@@ -446,7 +470,8 @@ class State:
             elif value is not earlier[name]:
                 held[name] = earlier[name]
             elif isinstance(value, dict):
-                for key in [key for key, item in value.items() if holds_values((key, item))]:
+                recorded = [key for key, item in value.items() if holds_values((key, item))]
+                for key in recorded:
                     del value[key]
             elif isinstance(value, list | deque):
                 kept = [item for item in value if not holds_values(item)]
@@ -454,7 +479,7 @@ class State:
                 value.extend(kept)
 
 
-def _mark(container: Any) -> tuple[int, Any]:
+def _mark(container: ListOrDict) -> tuple[int, object]:
     """Return a cheap sign that a container has changed; other objects in a dict may be a cache."""
     if not container:
         return 0, None

@@ -4,12 +4,12 @@ import copy
 import random
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from threading import RLock
 from types import FrameType, MethodType
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -19,6 +19,10 @@ from torch.utils._pytree import tree_leaves
 _LOCK = RLock()
 """Held while random states may change and are restored afterwards."""
 _INTERNAL = set(vars(nn.Module())) - {"training"}
+
+StateOfTwins = dict[tuple[int, str], object]
+"""What twins of modules hold, by the number of the module and the name."""
+Held = TypeVar("Held", Tensor, nn.Module)
 
 
 class Twins:
@@ -34,53 +38,48 @@ class Twins:
         self._of_tensors: dict[int, tuple[Tensor, Tensor, int]] = {}
         self._of_modules: dict[int, tuple[nn.Module, nn.Module]] = {}
 
-    def tensor(self, given: Tensor) -> Tensor:
+    def tensor(self, tensor: Tensor) -> Tensor:
         """Return the twin of a tensor."""
-        if given.is_meta:
-            return given
-        if id(given) not in self._of_tensors:
-            twin = given.detach()
+        if tensor.is_meta:
+            return tensor
+        if id(tensor) not in self._of_tensors:
+            twin = tensor.detach()
             twin = twin.clone() if self.content else twin.to("meta")
-            if isinstance(given, nn.Parameter):
-                twin = nn.Parameter(twin, given.requires_grad)
+            if isinstance(tensor, nn.Parameter):
+                twin = nn.Parameter(twin, tensor.requires_grad)
             else:
-                twin.requires_grad_(given.requires_grad)
-            self._of_tensors[id(given)] = given, twin, twin._version
-        return self._of_tensors[id(given)][1]
+                twin.requires_grad_(tensor.requires_grad)
+            self._of_tensors[id(tensor)] = tensor, twin, twin._version
+        return self._of_tensors[id(tensor)][1]
 
     def changed(self) -> Tensor | None:
         """Return a tensor whose twin was changed in place, if there is one."""
-        for given, twin, version in self._of_tensors.values():
+        for tensor, twin, version in self._of_tensors.values():
             if twin._version != version:
-                return given
+                return tensor
         return None
 
-    def module(self, given: nn.Module) -> nn.Module:
+    def module(self, module: nn.Module) -> nn.Module:
         """Return the twin of a module: it has twins of its parts, and copies of its containers.
 
         That of a compiled module is not compiled.
         """
-        given = getattr(given, "_orig_mod", given)
-        if id(given) not in self._of_modules:
-            twin = given.__new__(type(given))
-            self._of_modules[id(given)] = given, twin
-            vars(twin).update((name, self._attribute(value)) for name, value in vars(given).items())
-            for name, convert in (
-                ("_parameters", self.tensor),
-                ("_buffers", self.tensor),
-                ("_modules", self.module),
-            ):
-                parts: dict[str, Any] = vars(given)[name]
-                vars(twin)[name] = {
-                    key: part if part is None else convert(part) for key, part in parts.items()
-                }
-        return self._of_modules[id(given)][1]
+        module = getattr(module, "_orig_mod", module)
+        if id(module) not in self._of_modules:
+            twin = module.__new__(type(module))
+            self._of_modules[id(module)] = module, twin
+            own = vars(module)
+            vars(twin).update((name, self._attribute(value)) for name, value in own.items())
+            vars(twin)["_parameters"] = _converted(self.tensor, own["_parameters"])
+            vars(twin)["_buffers"] = _converted(self.tensor, own["_buffers"])
+            vars(twin)["_modules"] = _converted(self.module, own["_modules"])
+        return self._of_modules[id(module)][1]
 
     def modules(self) -> list[tuple[nn.Module, nn.Module]]:
         """List all modules and their twins."""
         return [*self._of_modules.values()]
 
-    def _attribute(self, value: Any) -> Any:
+    def _attribute(self, value: object) -> Any:
         """Copy what a call may change in place."""
         if isinstance(value, Tensor):
             return self.tensor(value)
@@ -94,13 +93,13 @@ class Twins:
             return MethodType(value.__func__, self.module(value.__self__))
         if isinstance(value, nn.Module):  # in a container
             return self.module(value)
-        if type(value) in (list, set, tuple):
+        if isinstance(value, list | set | tuple) and type(value) in (list, set, tuple):
             return type(value)(map(self._attribute, value))
         return copy.copy(value) if type(value) is dict else value
 
-    def state(self) -> dict[tuple[int, str], Any]:
+    def state(self) -> StateOfTwins:
         """Return the attributes, buffers and parameters of all twins; containers are copied."""
-        state: dict[tuple[int, str], Any] = {}
+        state: StateOfTwins = {}
         for number, (_, twin) in enumerate(self._of_modules.values()):
             own = {name: value for name, value in vars(twin).items() if name not in _INTERNAL}
             held = {**own, **twin._buffers, **twin._parameters, **twin._modules}
@@ -109,7 +108,14 @@ class Twins:
         return state
 
 
-def _snapshot(value: Any) -> Any:
+def _converted(
+    convert: Callable[[Held], Held], held: Mapping[str, Held | None]
+) -> dict[str, Held | None]:
+    """Return a dictionary of a module with twins in it."""
+    return {name: None if item is None else convert(item) for name, item in held.items()}
+
+
+def _snapshot(value: object) -> object:
     if isinstance(value, random.Random):
         return value.getstate()
     if isinstance(value, np.random.Generator):
@@ -119,27 +125,28 @@ def _snapshot(value: Any) -> Any:
     return copy.copy(value) if type(value) in (list, dict, set) else value
 
 
-def changed_between(
-    before: dict[tuple[int, str], Any], after: dict[tuple[int, str], Any]
-) -> list[tuple[int, str]]:
+def changed_between(before: StateOfTwins, after: StateOfTwins) -> list[tuple[int, str]]:
     """Return the keys of what differs between two states: other tensors, or unequal values."""
     return [key for key in {**before, **after} if not _is_same(before.get(key), after.get(key))]
 
 
-def _is_same(a: Any, b: Any) -> bool:
-    if a is b:
+def _is_same(one: object, other: object) -> bool:
+    if one is other:
         return True
-    if type(a) is not type(b):
+    if type(one) is not type(other):
         return False
-    if any(isinstance(leaf, Tensor) for leaf in tree_leaves((a, b))):
-        ours = tree_leaves(a)
-        theirs = tree_leaves(b)
-        return len(ours) == len(theirs) and all(map(_is_leaf_same, ours, theirs))
-    return bool(a == b)
+    leaves = tree_leaves(one)
+    other_leaves = tree_leaves(other)
+    if not any(isinstance(leaf, Tensor) for leaf in (*leaves, *other_leaves)):
+        return bool(one == other)
+    return len(leaves) == len(other_leaves) and all(map(_is_leaf_same, leaves, other_leaves))
 
 
-def _is_leaf_same(a: Any, b: Any) -> bool:
-    return a is b or not (isinstance(a, Tensor) or isinstance(b, Tensor)) and bool(a == b)
+def _is_leaf_same(one: object, other: object) -> bool:
+    if one is other:
+        return True
+    is_tensor = isinstance(one, Tensor) or isinstance(other, Tensor)
+    return not is_tensor and bool(one == other)
 
 
 @contextmanager
@@ -163,6 +170,12 @@ def undisturbed(device: torch.device) -> Iterator[None]:
             np.random.set_state(state_of_numpy)  # noqa: NPY002
 
 
+def state_of_numpy() -> tuple[bytes, object]:
+    """Return the state of NumPy's global generator, which can be compared."""
+    _, words, *position = np.random.get_state(legacy=True)  # noqa: NPY002 - the user's
+    return np.asarray(words).tobytes(), position
+
+
 class HostDraws:
     """Notices draws from generators of Python or NumPy, and seeds of torch's, while it is entered.
 
@@ -172,7 +185,7 @@ class HostDraws:
     def __init__(self) -> None:
         self.noticed = False
         self._outer = sys.getprofile()
-        self._before: Any = np.random.get_state()  # noqa: NPY002 - the user's
+        self._before = state_of_numpy()
 
     def __enter__(self) -> "HostDraws":
         self.resume()
@@ -181,9 +194,7 @@ class HostDraws:
     def __exit__(self, *_: object) -> None:
         # A profiler in C, such as cProfile's, is an object that switches itself on.
         getattr(self._outer, "enable", lambda: sys.setprofile(self._outer))()
-        before = self._before
-        after: Any = np.random.get_state()  # noqa: NPY002
-        self.noticed |= before[2:] != after[2:] or not np.array_equal(before[1], after[1])
+        self.noticed |= state_of_numpy() != self._before
 
     def pause(self) -> None:
         """Notice nothing until :meth:`resume`."""
