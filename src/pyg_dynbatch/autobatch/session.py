@@ -9,16 +9,18 @@ from dataclasses import replace
 from functools import cache
 from operator import itemgetter
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from types import FrameType, NotImplementedType
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import jaxtyping
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
+from torch.types import Number
 
 from pyg_dynbatch.autobatch import lazy
-from pyg_dynbatch.autobatch.lazy import ACTIVE, Lazy, unseen
+from pyg_dynbatch.autobatch.lazy import ACTIVE, Content, EmittedValues, Lazy, TensorOrLazy, unseen
 from pyg_dynbatch.autobatch.plan import plan
 from pyg_dynbatch.autobatch.recorder import Recorder, active_recorder
 from pyg_dynbatch.autobatch.running import SessionRun
@@ -35,13 +37,15 @@ from pyg_dynbatch.autobatch.signatures import (
 from pyg_dynbatch.autobatch.state import changed
 from pyg_dynbatch.autobatch.table.calls import mapped
 from pyg_dynbatch.autobatch.table.functions import ROW
-from pyg_dynbatch.core.engine import Run
 from pyg_dynbatch.core.errors import describe_value, mismatch
 from pyg_dynbatch.core.policy import Policy
 from pyg_dynbatch.core.row_buffer import Rows
 from pyg_dynbatch.core.scheduling import Records, Values, begins_of
 from pyg_dynbatch.core.steps import BufferSpec, Steps
 from pyg_dynbatch.core.types import RowType, TensorType
+
+if TYPE_CHECKING:
+    from pyg_dynbatch.autobatch.origins import Origins
 
 _STATIC = {
     int, float, complex, bool, str, bytes, type(None), type(...), torch.dtype, torch.device,
@@ -62,7 +66,7 @@ def is_library(filename: str) -> bool:
     return standard or filename.startswith(_LIBRARY)
 
 
-def _is_in_place(function: Any) -> bool:
+def _is_in_place(function: Callable[..., Any]) -> bool:
     name = getattr(function, "__name__", "")
     return (name.endswith("_") and not name.endswith("__")) or name in _IN_PLACE
 
@@ -78,14 +82,22 @@ class Stacked(NamedTuple):
     rows: Tensor
 
 
-def _num_rows(item: Any) -> int:
-    return len(item.rows) if isinstance(item, Stacked) else 1
+RowContent = Tensor | Number | Stacked
+"""A row from outside, as a tensor or a number, or several that lie together."""
+
+
+def _num_rows(content: RowContent) -> int:
+    return len(content.rows) if isinstance(content, Stacked) else 1
 
 
 class Session(Recorder):
     """One call of a model: what its examples have recorded, and the rows computed so far.
 
+    turn(example) → calls are recorded → flush() where values are read → value_of() → ... →
+    finish() at last → rows_of() → close()
+
     Calls are recorded as :mod:`pyg_dynbatch.core.recording` says, in one code for all examples.
+    Instead of a flush, plan() schedules them for a model that runs later.
     """
 
     ended = "an earlier call", "return values from the model; do not keep them on self"
@@ -108,28 +120,29 @@ class Session(Recorder):
         self.turns: list[tuple[int, int]] = []  # first value of each turn, and the example
         # The code of all flushes, and where in the user's code each record was made.
         self.past = self.places_past = np.zeros(0, dtype=np.int32)
-        self.outside: dict[SignatureSite, list[Any]] = {}
+        self.outside: dict[SignatureSite, list[RowContent]] = {}
         # Rows from outside that were met before, by identity, and numbers by their value;
         # with their versions, or copies where torch counts no changes.
         self.known: dict[int, tuple[Lazy, Tensor, int | Tensor]] = {}
         self.like = table.like
-        self.numbers: dict[torch.dtype, dict[Any, Lazy]] = {dtype: {} for dtype in _INTEGERS}
+        self.numbers: dict[torch.dtype, dict[Number, Lazy]] = {dtype: {} for dtype in _INTEGERS}
         self.scalars: dict[tuple[torch.dtype, str], Lazy] = {}  # of Python numbers
         self.belonging = self.shared
         self.unread: list[tuple[Tensor, int]] = []  # since the last flush, with their versions
-        self.emitted: dict[str, tuple[list[Any], list[int]]] = {}
-        self.values, self.pending = Values(), self.past  # where calls begin that have not been run
+        self.emitted: EmittedValues = {}
+        self.values = Values()
+        self.pending = self.past  # where calls begin that have not been run
         self.rows = np.zeros(0, dtype=np.int64)  # of each row type, as of the last flush
         self.next_row: dict[int, int] = {}  # of rows from outside since then
         # Of rows of any lengths: the first rows from outside of each row type and site.
         self.first_rows: dict[int, dict[SignatureSite, tuple[int, int]]] = {}
-        self.run: Any = SessionRun(self)
+        self.run = SessionRun(self)
         self.flushes = 0
         self.schedules: list[Steps] = []  # what was run
-        self.content: dict[int, Any] = {}  # values that were read, as Python numbers
+        self.content: dict[int, Content] = {}  # of values that were read
         self.reads: Counter[tuple[str, int]] = Counter()  # lines that read values
         self.can_run = True
-        self.origins: Any = None  # of the example that is recorded, if that is watched
+        self.origins: Origins | None = None  # of the example that is recorded, if it is watched
         self.attributes: dict[int, Tensor] | None = None  # tensors that the model holds
         self.replayed = 0  # examples that were not recorded
         self.refusals: Counter[str] = Counter()  # why others are not kept
@@ -141,7 +154,7 @@ class Session(Recorder):
         return f"{file}:{number}" if file else ""
 
     def _line(self) -> tuple[str, int]:
-        frame: Any = sys._getframe(2)
+        frame: FrameType | None = sys._getframe(2)
         while frame is not None and is_library(frame.f_code.co_filename):
             frame = frame.f_back
         return ("", 0) if frame is None else (frame.f_code.co_filename, frame.f_lineno)
@@ -169,11 +182,11 @@ class Session(Recorder):
         values = begins[:, None] + np.arange(sites.most_results)
         rows = self.values.row[np.minimum(values, self.base - 1)]
         widths = np.array([len(site.results) for site in sites])[code[begins]]
-        found = (rows == row) & (sites.types[code[begins]] == kind)
-        found &= np.arange(sites.most_results) < widths[:, None]
-        return self.example_of(int(values[found][0]))
+        is_result = np.arange(sites.most_results) < widths[:, None]
+        is_row = (rows == row) & (sites.types[code[begins]] == kind)
+        return self.example_of(int(values[is_row & is_result][0]))
 
-    def emit(self, name: str, value: Any) -> None:
+    def emit(self, name: str, value: TensorOrLazy) -> None:
         """Collect a value of the current example."""
         values, examples = self.emitted.setdefault(name, ([], []))
         values.append(value)
@@ -183,14 +196,18 @@ class Session(Recorder):
 
     # Recording.
 
-    def find(self, target: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    def find(
+        self, target: Callable[..., Any], args: Sequence[object], kwargs: dict[str, object]
+    ) -> SignatureSite | NotImplementedType:
         """Return the site of a call; ``NotImplemented`` for one that cannot be recorded."""
-        return self._found(target, args, kwargs)[0]
+        return self._site_and_reads(target, args, kwargs)[0]
 
-    def call_otherwise(self, target: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    def call_otherwise(
+        self, target: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, object]
+    ) -> object:
         """Record one call, whatever its arguments; ``NotImplemented`` for an open module."""
-        site, reads = self._found(target, args, kwargs)
-        if site is NotImplemented or site is OPEN:
+        site, reads = self._site_and_reads(target, args, kwargs)
+        if not isinstance(site, SignatureSite) or site is OPEN:
             return NotImplemented
         if site is VARIES:
             kinds = [argument._kind for argument in args if type(argument) is Lazy]
@@ -203,11 +220,11 @@ class Session(Recorder):
             self.check_parts(site)
         return self.record(site, reads)
 
-    def _found(
-        self, target: Any, args: Sequence[Any], kwargs: dict[str, Any]
-    ) -> tuple[Any, list[int]]:
+    def _site_and_reads(
+        self, target: Callable[..., Any], args: Sequence[object], kwargs: dict[str, object]
+    ) -> tuple[SignatureSite | NotImplementedType, list[int]]:
         """Return the site of a call, and what it reads."""
-        key: list[Any] = [target]
+        key: list[object] = [target]
         reads: list[int] = []
         for argument in args:
             if not self._encode(argument, key, reads, target):
@@ -240,26 +257,29 @@ class Session(Recorder):
             kinds: The row types of the values with which it is an argument of a function.
         """
         dtype = self.table.dtype_of_number(type(number), kinds)
-        is_kept = self.origins is not None and not self.origins.reason
-        numbers = self.origins.numbers if is_kept else self.scalars
-        key = dtype, repr(number)  # 0.0 and -0.0 are equal
+        origins = self.origins
+        if origins is not None and origins.reason:  # nothing is kept
+            origins = None
+        numbers = self.scalars if origins is None else origins.numbers
+        key = (dtype, repr(number))  # 0.0 and -0.0 are equal
         if key not in numbers:
             with unseen():
                 tensor = torch.tensor(number, dtype=dtype, device=self.device)
-            if is_kept:
-                self.origins.constants[id(tensor)] = tensor
-                numbers[key] = self.outside_row(tensor)
-            else:
+            if origins is None:
                 numbers[key] = self._append_row(tensor, number)
-        row: Lazy = numbers[key]
-        return row
+            else:
+                origins.constants[id(tensor)] = tensor
+                numbers[key] = self.outside_row(tensor)
+        return numbers[key]
 
     def check_parts(self, site: SignatureSite) -> None:
         """Raise an error if a module has changed since an earlier call that has not been run."""
         with unseen():
             self.table.state.call(site.called, self.where)
 
-    def operand_of(self, tensor: Tensor, target: Any, depth: int) -> Any:
+    def operand_of(
+        self, tensor: Tensor, target: Callable[..., Any], depth: int
+    ) -> Lazy | int | None:
         """Return the value or the number of a tensor; ``None`` if it is part of an object."""
         with unseen():
             if (shared := self.shared_of(tensor)) is not None:
@@ -273,12 +293,17 @@ class Session(Recorder):
     def _use(self, shared: Shared) -> None:
         self.table.state.use(shared.name, self.table.tensors[shared.name])
 
-    def _is_part(self, target: Any, depth: int) -> bool:
+    def _is_part(self, target: Callable[..., Any], depth: int) -> bool:
         """Return whether a tensor is perhaps a part of a tree of words, which can be batched."""
         return depth > 0 and isinstance(target, nn.Module) and not isinstance(target, _RECURRENT)
 
     def _encode(
-        self, argument: Any, key: list[Any], reads: list[int], target: Any, depth: int = 0
+        self,
+        argument: Any,
+        key: list[object],
+        reads: list[int],
+        target: Callable[..., Any],
+        depth: int = 0,
     ) -> bool:
         """Append an argument to a key, and its values to the reads; false for Python objects."""
         kind = type(argument)
@@ -314,7 +339,7 @@ class Session(Recorder):
             key.append((dict, *argument))
             return self._encode(list(argument.values()), key, reads, target, depth)
         elif isinstance(argument, PackedSequence):
-            raise self._packed(f"{name_of(target)} is given a packed sequence")
+            raise self._packed(f"autobatch: {name_of(target)} is given a packed sequence")
         elif isinstance(argument, tuple):  # a named tuple
             key.append(kind)
             return self._encode(tuple(argument), key, reads, target, depth)
@@ -323,7 +348,6 @@ class Session(Recorder):
         return True
 
     def _packed(self, problem: str) -> Exception:
-        problem = f"autobatch: {problem}"
         expected = "a sequence [time, feature]; those of all lengths run together"
         hint = "give the layer the sequence itself"
         return mismatch(
@@ -331,7 +355,12 @@ class Session(Recorder):
         )
 
     def _encode_tensor(
-        self, tensor: Tensor, key: list[Any], reads: list[int], target: Any, depth: int
+        self,
+        tensor: Tensor,
+        key: list[object],
+        reads: list[int],
+        target: Callable[..., Any],
+        depth: int,
     ) -> bool:
         if (shared := self.shared_of(tensor)) is not None:
             self._use(shared)
@@ -381,45 +410,44 @@ class Session(Recorder):
         if not self.can_run:
             self.check_ahead(tensor)
         if self.origins is not None and not self.origins.reason:
-            return self._own_row(tensor)
-        numbers = None
-        number = None
-        if not tensor.dim():  # numbers are kept by their value, others by identity
-            numbers = self.numbers.get(tensor.dtype)
-            number = tensor.item() if numbers is not None and tensor.is_cpu else None
-        if numbers is None or number is None:
+            return self._own_row(tensor, self.origins)
+        # Numbers are kept by their value, others by identity.
+        numbers = None if tensor.dim() else self.numbers.get(tensor.dtype)
+        if numbers is None or not tensor.is_cpu:
             return self._row_of_object(tensor)
+        number = tensor.item()
         if (row := numbers.get(number)) is None:
             self._check_tensor(tensor)
             row = numbers[number] = self._append_row(tensor, number)
         return row
 
     def _row_of_object(self, tensor: Tensor) -> Lazy:
-        row, _, before = self.known.get(id(tensor), (None, None, None))
-        if row is None or not self._is_unchanged(tensor, before):
-            self._check_tensor(tensor)
-            kept = self._kept(tensor)
-            row = self._append_row(tensor, kept)
-            # The tensor is kept, so that its identity is not given to a different one.
-            self.known[id(tensor)] = row, tensor, tensor._version if kept is tensor else kept
+        if (known := self.known.get(id(tensor))) is not None:
+            row, _, before = known
+            if self._is_unchanged(tensor, before):
+                return row
+        self._check_tensor(tensor)
+        kept = self._kept(tensor)
+        row = self._append_row(tensor, kept)
+        # The tensor is kept, so that its identity is not given to a different one.
+        self.known[id(tensor)] = row, tensor, tensor._version if kept is tensor else kept
         return row
 
-    def _own_row(self, tensor: Tensor) -> Lazy:
+    def _own_row(self, tensor: Tensor, origins: "Origins") -> Lazy:
         """Return the value of a tensor of an example whose recording may be kept.
 
         Its rows are its own: numbers that are equal now may differ in another example.
         """
-        found = self.origins.rows.get(id(tensor))
-        if found is not None and self._is_unchanged(tensor, found.version):
-            own: Lazy = found.values[0]
-            return own
+        known = origins.rows.get(id(tensor))
+        if known is not None and self._is_unchanged(tensor, known.version):
+            return known.values[0]
         self._check_tensor(tensor)
         kept = self._kept(tensor)
         row = self._append_row(tensor, kept)
-        self.origins.add(tensor, kept, [row], whole=False)
+        origins.add(tensor, kept, [row], whole=False)
         return row
 
-    def _is_unchanged(self, tensor: Tensor, before: Any) -> bool:
+    def _is_unchanged(self, tensor: Tensor, before: Tensor | int) -> bool:
         """Return whether a tensor is like its copy; raise an error if its version has changed."""
         if isinstance(before, Tensor):
             return tensor.is_cpu and torch.equal(before, tensor)
@@ -433,7 +461,7 @@ class Session(Recorder):
             raise mismatch(TypeError, problem, "plain tensors", where=self.where(), hint=hint)
         self._check_device(tensor)
 
-    def _append_row(self, tensor: Tensor, content: Any) -> Lazy:
+    def _append_row(self, tensor: Tensor, content: RowContent) -> Lazy:
         site = self.table.outside_like(tensor)
         self.outside.setdefault(site, []).append(content)
         return self._outside_value(site, tensor)
@@ -451,8 +479,8 @@ class Session(Recorder):
         if tensor.device != self.device:
             problem = "autobatch: a tensor is on a different device"
             hint = "move the examples to the device of the model"
-            facts = (problem, self.device, tensor.device)
-            raise mismatch(ValueError, *facts, where=self.where(), hint=hint)
+            where = self.where()
+            raise mismatch(ValueError, problem, self.device, tensor.device, where=where, hint=hint)
 
     def _check_version(self, tensor: Tensor, version: int) -> None:
         if tensor._version != version:
@@ -494,7 +522,7 @@ class Session(Recorder):
             self.set_needs_grad(value._number)
         return value
 
-    def _unrecorded(self, target: Any, argument: Any) -> Any:
+    def _unrecorded(self, target: Callable[..., Any], argument: object) -> NotImplementedType:
         """Leave a module open that takes a Python object; raise for a function."""
         if isinstance(target, nn.Module):
             self.refused = argument
@@ -505,44 +533,59 @@ class Session(Recorder):
         expected = "tensors, numbers, strings, slices, and lists, tuples or dicts of them"
         raise mismatch(TypeError, problem, expected, type(argument).__name__, where=self.where())
 
-    def _site(self, key: Any, target: Any, args: Any, kwargs: dict[str, Any]) -> SignatureSite:
+    def _site(
+        self,
+        key: tuple[object, ...],
+        target: Callable[..., Any],
+        args: Sequence[object],
+        kwargs: dict[str, object],
+    ) -> SignatureSite:
         """Return the site of a new key."""
+        portable_target: str | Callable[..., Any] = target
         if isinstance(target, nn.Module):
             path = self.table.path.get(id(target))
             if path is None or getattr(target, "autobatch_open", False):
                 reason = "it is not part of the model" if path is None else "autobatch.open"
                 self.table.opened[target] = (self.line(), reason)
                 return OPEN
-            target = path
+            portable_target = path
         elif target is torch.Tensor.__pow__:
-            target = torch.Tensor.pow  # which can be pickled
-        elif _is_in_place(target):  # torch would take a TypeError for "not implemented" in z += x
-            problem = f"autobatch: {target.__name__}() would change a tensor in place"
+            portable_target = torch.Tensor.pow  # which can be pickled
+        else:
+            self._check_function(target, kwargs)
+
+        # Numbers of row types mean nothing in a different process.
+        row_types = self.table.row_types
+        tokens = [row_types[token] if type(token) is int else token for token in key[1:]]
+        inputs = tuple(row_types[token] for token in key[1:] if type(token) is int)
+        with unseen():
+            template = (self._template(tuple(args)), self._template(kwargs))
+        no_grad = torch.is_grad_enabled() is not self.grad
+        spec = Spec((portable_target, *tokens), portable_target, template, inputs, no_grad)
+        return self.table.site_of(spec, self.device, self.where())
+
+    def _check_function(self, target: Callable[..., Any], kwargs: dict[str, object]) -> None:
+        """Raise an error for a function that cannot be recorded."""
+        name = getattr(target, "__name__", "")
+        if _is_in_place(target):  # torch would take a TypeError for "not implemented" in z += x
+            problem = f"autobatch: {name}() would change a tensor in place"
             hint = "a new tensor: x = x + y instead of x += y; torch.stack instead of items"
             raise mismatch(RuntimeError, problem, where=self.where(), hint=hint)
-        elif getattr(target, "__name__", "") in _OF_MEMORY:
+        if getattr(target, "__name__", "") in _OF_MEMORY:
             problem = (
                 f"autobatch: {target.__name__}() depends on the memory of a value, which has none"
             )
             expected = "a function of its content"
             hint = "new_zeros or zeros_like; torch.stack or torch.cat of what is filled in"
             raise mismatch(TypeError, problem, expected, where=self.where(), hint=hint)
-        elif getattr(target, "__name__", "") == "_pack_padded_sequence":
-            raise self._packed("a sequence is packed inside of the model")
-        elif kwargs.get("out") is not None:
+        if getattr(target, "__name__", "") == "_pack_padded_sequence":
+            raise self._packed("autobatch: a sequence is packed inside of the model")
+        if kwargs.get("out") is not None:
             problem = f"autobatch: {name_of(target)}(out=...) would change a tensor in place"
             hint = "use the tensor that the call returns"
             raise mismatch(TypeError, problem, where=self.where(), hint=hint)
-        # Numbers of row types mean nothing in a different process.
-        types = self.table.row_types
-        portable = (target, *(types[k] if type(k) is int else k for k in key[1:]))
-        inputs = tuple(types[k] for k in key[1:] if type(k) is int)
-        with unseen():
-            template = (self._template(tuple(args)), self._template(kwargs))
-        spec = Spec(portable, target, template, inputs, torch.is_grad_enabled() is not self.grad)
-        return self.table.site_of(spec, self.device, self.where())
 
-    def _template(self, value: Any) -> Any:
+    def _template(self, value: object) -> Any:
         if isinstance(value, Lazy):
             return ROW
         if isinstance(value, Tensor):
@@ -553,8 +596,9 @@ class Session(Recorder):
         """Return the value of this session that stands for one of a different session."""
         owner, hint = value._session.ended
         problem = "autobatch: a lazy value of a different call of the model"
-        facts = (problem, "values of this call", f"{value!r} of {owner}")
-        raise mismatch(RuntimeError, *facts, where=self.where(), hint=hint)
+        expected = "values of this call"
+        got = f"{value!r} of {owner}"
+        raise mismatch(RuntimeError, problem, expected, got, where=self.where(), hint=hint)
 
     def refuse_switch(self) -> NoReturn:
         """Raise the error for calls with another mode of autocast."""
@@ -562,9 +606,10 @@ class Session(Recorder):
 
     def _switched(self, mode: str = "autocast") -> RuntimeError:
         problem = f"autobatch: {mode} is switched inside the model"
+        expected = "one mode for all calls"
+        got = "a call in a different mode"
         hint = "switch it around the call of the model, or in the forward() of a submodule"
-        facts = (problem, "one mode for all calls", "a call in a different mode")
-        return mismatch(RuntimeError, *facts, where=self.where(), hint=hint)
+        return mismatch(RuntimeError, problem, expected, got, where=self.where(), hint=hint)
 
     # Running.
 
@@ -644,9 +689,8 @@ class Session(Recorder):
         size = self.next_value
         if size > self.past.size:
             room = max(size, 2 * self.past.size)
-            self.past, self.places_past = (
-                np.resize(column, room) for column in (self.past, self.places_past)
-            )
+            self.past = np.resize(self.past, room)
+            self.places_past = np.resize(self.places_past, room)
         self.past[self.base : size] = self.new_code()
         self.places_past[self.base : size] = np.frombuffer(self.places(), dtype=np.int32)
         code = self.past[:size]
@@ -656,14 +700,7 @@ class Session(Recorder):
         begins = np.concatenate([self.pending, new_begins])
         self.clear()
         self.values.grow(size)
-        known = self.rows
-        self.rows = np.zeros(len(sites.row_types), dtype=np.int64)
-        self.rows[: known.size] = known
-        for kind, rows in self.next_row.items():
-            self.rows[kind] = rows
-        self.next_row.clear()
-        for kind, parts in self.first_rows.items():
-            self.rows[kind] += sum(rows for _, rows in parts.values())
+        self._count_rows(len(sites.row_types))
         steps, left_out = plan(
             Records(sites, code, begins, self.values),
             self.rows,
@@ -679,6 +716,17 @@ class Session(Recorder):
         if self.table.lengths.buffers and self.can_run:
             steps = self._without_inputs(steps)
         return steps
+
+    def _count_rows(self, num_types: int) -> None:
+        """Count the rows from outside since the last flush."""
+        rows = np.zeros(num_types, dtype=np.int64)
+        rows[: self.rows.size] = self.rows
+        for kind, next_row in self.next_row.items():
+            rows[kind] = next_row
+        self.next_row.clear()
+        for kind, rows_of_sites in self.first_rows.items():
+            rows[kind] += sum(num_rows for _, num_rows in rows_of_sites.values())
+        self.rows = rows
 
     def _without_inputs(self, steps: Steps) -> Steps:
         """Note that the engine is given no rows of any lengths, which the run keeps itself."""
@@ -706,20 +754,23 @@ class Session(Recorder):
         if not lengths.types or not self.can_run:
             return first_rows
         targets = lengths.targets()
-        moved = np.zeros_like(targets)
-        for site, given in self.outside.items():
+        shift_of_site = np.zeros_like(targets)  # from rows of one shape to those of any length
+        for site, contents in self.outside.items():
             kind = site.kinds[0]
             buffer = lengths.buffer_of(kind)
             if buffer == kind:
                 continue
-            parts = first_rows.setdefault(buffer, {})
-            before = sum(rows for _, rows in parts.values()) + self._rows_before(buffer)
-            moved[site.number] = before - self._rows_before(kind)
-            parts[site] = before, sum(map(_num_rows, given))
-        numbers = code[begins]
-        places = begins[moved[numbers] != 0] + 1
-        code[places] += moved[code[places - 1]].astype(code.dtype)
-        code[begins] = targets[numbers]
+            rows_of_sites = first_rows.setdefault(buffer, {})
+            first = self._rows_before(buffer)
+            first += sum(num_rows for _, num_rows in rows_of_sites.values())
+            rows_of_sites[site] = first, sum(map(_num_rows, contents))
+            shift_of_site[site.number] = first - self._rows_before(kind)
+
+        sites = code[begins]
+        places_of_rows = begins[shift_of_site[sites] != 0] + 1
+        shifts = shift_of_site[code[places_of_rows - 1]]
+        code[places_of_rows] += shifts.astype(code.dtype)
+        code[begins] = targets[sites]
         return first_rows
 
     def _rows_before(self, kind: int) -> int:
@@ -730,40 +781,51 @@ class Session(Recorder):
         """Join the rows of any lengths that were recorded since the last flush, by row type."""
         lengths = self.table.lengths
         joined = dict[int, list[tuple[int, Sequences | Groups]]]()
-        for kind, parts in self.first_rows.items():
+        for kind, rows_of_sites in self.first_rows.items():
             varying_type = lengths.buffers[kind]
-            first = min(row for row, _ in parts.values())
-            given = [item for site in parts for item in self.outside[site]]
-            stacks = [item.rows if isinstance(item, Stacked) else item[None] for item in given]
+            first = min(row for row, _ in rows_of_sites.values())
+            stacks = [
+                self._stacked(content, varying_type.dtype)
+                for site in rows_of_sites
+                for content in self.outside[site]
+            ]
             joined[kind] = [(first, varying_type.joined(stacks))]
         return joined
 
     def outside_tensors(self) -> dict[TensorType, Tensor]:
         """Stack the rows of fixed shapes from outside, recorded since the last flush."""
         stacked = {}
-        for site, found in self.outside.items():
-            if any(site in parts for parts in self.first_rows.values()):
+        for site, contents in self.outside.items():
+            if any(site in rows_of_sites for rows_of_sites in self.first_rows.values()):
                 continue
             row_type = self.table.row_types[site.kinds[0]]
-            facts: Any = {"dtype": row_type.dtype, "device": self.device}
-            kinds = set(map(type, found))
-            if kinds <= {int, float, bool, complex}:
-                stacked[row_type] = torch.tensor(found, **facts)
-            elif Stacked not in kinds:
-                stacked[row_type] = torch.stack([torch.as_tensor(item, **facts) for item in found])
+            dtype = row_type.dtype
+            classes = set(map(type, contents))
+            if classes <= {int, float, bool, complex}:
+                stacked[row_type] = torch.tensor(contents, dtype=dtype, device=self.device)
+            elif Stacked not in classes:
+                rows = [self._tensor(content, dtype) for content in contents]
+                stacked[row_type] = torch.stack(rows)
             else:
-                pieces = [
-                    item.rows if isinstance(item, Stacked) else torch.as_tensor(item, **facts)[None]
-                    for item in found
-                ]
+                pieces = [self._stacked(content, dtype) for content in contents]
                 stacked[row_type] = torch.cat(pieces) if len(pieces) > 1 else pieces[0]
         return stacked
 
-    def value_of(self, value: Lazy) -> Any:
+    def _stacked(self, content: RowContent, dtype: torch.dtype) -> Tensor:
+        """Return stacked rows, of one row or of several."""
+        return content.rows if isinstance(content, Stacked) else self._tensor(content, dtype)[None]
+
+    def _tensor(self, content: RowContent, dtype: torch.dtype) -> Tensor:
+        if isinstance(content, Tensor):
+            return content
+        return torch.tensor(content, dtype=dtype, device=self.device)
+
+    def value_of(self, value: Lazy) -> Content:
         """Return the content of a value as Python numbers, after a flush if there must be one."""
-        if (active := active_recorder()) is not self or value._session is not self:
-            if active is not self and active is not None:
-                return active.value_of(value)
+        active = active_recorder()
+        if active is not self and active is not None:
+            return active.value_of(value)
+        if active is None or value._session is not self:
             self.foreign(value)
         if self.origins is not None:
             self.origins.refuse("it reads a value")
@@ -814,25 +876,22 @@ class Session(Recorder):
     def rows_of(self, groups: Sequence[tuple[int, Sequence[int]]]) -> list[Tensor]:
         """Return rows of computed values, with their gradients: one tensor per group."""
         with torch.set_grad_enabled(self.grad):
-            found = self._read([(kind, self._row_numbers(numbers)) for kind, numbers in groups])
+            rows_read = self._read([(kind, self._row_numbers(numbers)) for kind, numbers in groups])
         # Rows of one type lie together, those that need no gradients beside others.
         return [
             rows if any(map(self.needs_grad, numbers)) else rows.detach()
-            for rows, (_, numbers) in zip(found, groups, strict=True)
+            for rows, (_, numbers) in zip(rows_read, groups, strict=True)
         ]
 
     def close(self) -> None:
         """Drop values and rows, which refer to this session in a cycle."""
-        for held in (
-            self.known,
-            self.numbers,
-            self.scalars,
-            self.emitted,
-            self.outside,
-            self.content,
-        ):
-            held.clear()
-        self.run = Run(self.table.engine)
+        self.known.clear()
+        self.numbers.clear()
+        self.scalars.clear()
+        self.emitted.clear()
+        self.outside.clear()
+        self.content.clear()
+        del self.run  # which refers to the session
 
     def _row_numbers(self, numbers: Sequence[int]) -> np.ndarray:
         return self.values.rows_of(np.asarray(numbers, np.int64))
@@ -842,17 +901,17 @@ class Session(Recorder):
 
     def _read(self, picks: Sequence[tuple[int, np.ndarray]]) -> list[Tensor]:
         """Return rows of computed values, by their row types and numbers."""
-        buffers = [self._buffer_of(kind) for kind, _ in picks]
-        plain = [
-            (kind, self._index(rows))
-            for buffer, (kind, rows) in zip(buffers, picks, strict=True)
-            if buffer == kind
-        ]
-        found = iter(self.run.read(plain))
-        return [
-            next(found)[0] if buffer == kind else self.run.sequences[buffer].take(rows).stacked()
-            for buffer, (kind, rows) in zip(buffers, picks, strict=True)
-        ]
+        plain = [(kind, self._index(rows)) for kind, rows in picks if self._buffer_of(kind) == kind]
+        plain_rows = iter(self.run.read(plain))
+        rows_read = list[Tensor]()
+        for kind, rows in picks:
+            buffer = self._buffer_of(kind)
+            if buffer == kind:
+                (column,) = next(plain_rows)
+                rows_read.append(column)
+            else:
+                rows_read.append(self.run.sequences[buffer].take(rows).stacked())
+        return rows_read
 
     def _peek(self, kind: int, rows: np.ndarray) -> Tensor:
         """Return rows of one type without gradients."""
