@@ -172,7 +172,7 @@ def _names_of(kind: Any) -> list[str]:
     return [field.name for field in fields(kind)]
 
 
-class ResultForm(NamedTuple):
+class ResultLayout(NamedTuple):
     """What the results of examples have in common."""
 
     structure: TreeSpec
@@ -222,7 +222,7 @@ class Kept(CacheEntry):
         rows: Its rows from outside.
         held: Tensors that the model holds, which are rows as well.
         constants: Stacked constants.
-        form: Structure of its result.
+        layout: That of its result.
         numbers: Value of each leaf of the result; 0 for those that are no tensors.
         trained: Values of the result, and of what is emitted, from which gradients flow back.
         plain: Each leaf that is no tensor; ``None`` for the others.
@@ -234,7 +234,7 @@ class Kept(CacheEntry):
     rows: Sequence[KeptRows]
     held: Sequence[Tensor]
     constants: Sequence[Tensor]
-    form: ResultForm
+    layout: ResultLayout
     numbers: np.ndarray
     trained: Sequence[int]
     plain: Sequence[object]
@@ -246,7 +246,7 @@ class Cache:
 
     def __init__(self) -> None:
         self.entries: dict[ExampleKey, CacheEntry] = {}
-        self.forms = deque[ResultForm](maxlen=64)
+        self.layouts = deque[ResultLayout](maxlen=64)
         self.size = 0
         self.now = 0
 
@@ -282,11 +282,11 @@ class Cache:
             self.size -= entry.size
             del self.entries[key]
 
-    def form(self, structure: TreeSpec, kinds: tuple[int, ...]) -> ResultForm:
-        """Return one of all forms that are equal."""
-        form = ResultForm(structure, kinds)
-        for known in self.forms:
-            if known == form:
+    def layout_of(self, structure: TreeSpec, kinds: tuple[int, ...]) -> ResultLayout:
+        """Return one of all layouts that are equal."""
+        layout = ResultLayout(structure, kinds)
+        for known in self.layouts:
+            if known == layout:
                 return known
-        self.forms.append(form)
-        return form
+        self.layouts.append(layout)
+        return layout

@@ -7,17 +7,18 @@ module is tried on a twin, with rows that have no content, so that neither its v
 have a part in this, and nothing of it changes.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_map_only
 
 from pyg_dynbatch.autobatch.lazy import METADATA, NeedsPython
+from pyg_dynbatch.autobatch.table.calls import Template
 from pyg_dynbatch.autobatch.table.functions import ROW, Batched, batched, named
 from pyg_dynbatch.autobatch.table.layers import batched_layer, is_in_table
 from pyg_dynbatch.autobatch.twins import HostDraws, Twins, changed_between
@@ -36,7 +37,7 @@ READS = frozenset(
 """Functions that read the values of a tensor."""
 
 _FACTS = {getattr(Tensor, name).__get__ for name in ("requires_grad", "is_leaf", "grad_fn")}
-_PLACES: dict[Any, Callable[[torch.device], Any]] = {
+_PLACES: dict[Callable[..., Any], Callable[[torch.device], object]] = {
     Tensor.device.__get__: lambda device: device,
     Tensor.is_cuda.__get__: lambda device: device.type == "cuda",  # type: ignore[attr-defined]
     Tensor.is_cpu.__get__: lambda device: device.type == "cpu",  # type: ignore[attr-defined]
@@ -56,7 +57,7 @@ class ChangesUnseen(Exception):
 class RowCount(int):
     """The number of stacked rows, or a number computed from it: nothing may depend on it."""
 
-    def _refuse(self, *_: Any) -> Any:
+    def _refuse(self, *_: object) -> NoReturn:
         raise NeedsPython("it computes with the number of rows")
 
 
@@ -80,8 +81,8 @@ class Decisions(NamedTuple):
 class Called(NamedTuple):
     """One call of a function, or of a layer that has a form of its own."""
 
-    target: Any
-    static: tuple[Any, ...]  # the structure of its arguments, and those that are not tensors
+    target: Callable[..., Any]
+    static: tuple[object, ...]  # the structure of its arguments, and those that are not tensors
     are_rows: tuple[bool, ...]  # of each operand, then of each result
     shapes: tuple[torch.Size, ...]  # of its results
     aliases: tuple[bool, ...]  # of each result and operand, whether they share memory
@@ -92,12 +93,19 @@ class Trial(NamedTuple):
 
     calls: list[Called]
     leaves: list[Any]
-    structure: Any
+    structure: TreeSpec
     is_view: bool  # whether the result shares memory with an argument
+
+
+Decide = Callable[[Template, Sequence[TensorType]], Batched | None]
+"""Returns what the table says of a call, from its arguments and the types of its rows."""
 
 
 class _Listing(TorchFunctionMode):
     """Lists the calls of functions of torch on tensors without content.
+
+    layer() for each layer of the table → entered while the module runs, functions and layers are
+    listed → is_row() says which results depend on the rows
 
     Args:
         twins: Take the place of tensors with content.
@@ -128,13 +136,21 @@ class _Listing(TorchFunctionMode):
         """Return whether a tensor depends on the rows."""
         return id(tensor) in self._rows
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> object:
         if func in METADATA:
             return self._metadata(func, args, kwargs or {})
         with self._inside():
             return self._function(func, args, kwargs or {})
 
-    def _metadata(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    def _metadata(
+        self, func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> object:
         if self.depth:
             return func(*args, **kwargs)
         if func in _PLACES:
@@ -148,7 +164,9 @@ class _Listing(TorchFunctionMode):
             return _marked(func, answer, args[0].shape)
         return answer
 
-    def _function(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    def _function(
+        self, func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> object:
         args, kwargs = tree_map_only(Tensor, self.twins.tensor, (args, kwargs))
         if self.depth > 1:  # inside of a layer
             return func(*args, **kwargs)
@@ -157,7 +175,7 @@ class _Listing(TorchFunctionMode):
         if func is Tensor.register_hook:
             raise CannotOpen("a hook changes gradients")
 
-        def decide(template: Any, types: Sequence[TensorType]) -> Batched | None:
+        def decide(template: Template, types: Sequence[TensorType]) -> Batched | None:
             args, kwargs = template
             return batched(func, args, kwargs, types)
 
@@ -167,11 +185,11 @@ class _Listing(TorchFunctionMode):
         """Return a ``forward`` for the twin of a layer that lists its call, not what it calls."""
         forward = twin.forward
 
-        def decide(template: Any, types: Sequence[TensorType]) -> Batched | None:
+        def decide(template: Template, types: Sequence[TensorType]) -> Batched | None:
             args, kwargs = template
             return batched_layer(layer, args, kwargs, types)
 
-        def listed(*args: Any, **kwargs: Any) -> Any:
+        def listed(*args: object, **kwargs: object) -> object:
             with self._inside():
                 args, kwargs = tree_map_only(Tensor, self.twins.tensor, (args, kwargs))
                 if not self.size and decide(*self._template(args, kwargs)) is None:
@@ -196,9 +214,13 @@ class _Listing(TorchFunctionMode):
                 self.host_draws.resume()
 
     def _listed(
-        self, target: Any, run: Callable[..., Any], args: Any, kwargs: Any,
-        decide: Callable[[Any, Sequence[TensorType]], Batched | None],
-    ) -> Any:  # fmt: skip
+        self,
+        target: Callable[..., Any],
+        run: Callable[..., Any],
+        args: Sequence[object],
+        kwargs: Mapping[str, object],
+        decide: Decide,
+    ) -> object:
         """Run one call, and list it."""
         leaves, structure = tree_flatten((args, kwargs))
         operands = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
@@ -209,38 +231,42 @@ class _Listing(TorchFunctionMode):
         depends &= len(self.calls) not in self.decisions.constants
         if any(isinstance(leaf, torch.Generator) for leaf in leaves):
             raise NeedsPython("it draws from a generator of its own")
+
         versions = [operand._version for operand in operands]
         self.draws = False
         result = run(*args, **kwargs)
         if self.draws and not any(are_rows):
             raise NeedsPython("it draws random numbers that all stacked rows would share")
         self._check_changes(operands, are_rows, versions)
+
         results = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
-        given = {_memory(operand) for operand in operands}
+        memories = [_memory(operand) for operand in operands]
         for each in results:
-            if _memory(each) not in given:
+            if _memory(each) not in memories:
                 self._made[_memory(each)] = each
             if depends:
                 self._rows[id(each)] = each
-        self.calls.append(
-            Called(
-                target,
-                (structure, *(_static(leaf) for leaf in leaves)),
-                (*are_rows, *map(self.is_row, results)),
-                tuple(each.shape for each in results),
-                tuple(_memory(r) == _memory(o) for r in results for o in operands),
-            )
+        called = Called(
+            target,
+            static=(structure, *map(_static, leaves)),
+            are_rows=(*are_rows, *map(self.is_row, results)),
+            shapes=tuple(each.shape for each in results),
+            aliases=tuple(_memory(each) == memory for each in results for memory in memories),
         )
+        self.calls.append(called)
         return result
 
-    def _reads_only_the_type(self, target: Any, args: Any) -> bool:
+    def _reads_only_the_type(self, target: Callable[..., Any], args: Sequence[object]) -> bool:
         """Return whether a call takes only the dtype of a row, as ``table.to(x)`` does."""
         return target in _LIKE and isinstance(args[0], Tensor) and not self.is_row(args[0])
 
     def _is_constant(
-        self, target: Any, args: Any, kwargs: Any,
-        decide: Callable[[Any, Sequence[TensorType]], Batched | None],
-    ) -> bool:  # fmt: skip
+        self,
+        target: Callable[..., Any],
+        args: Sequence[object],
+        kwargs: Mapping[str, object],
+        decide: Decide,
+    ) -> bool:
         """Return whether a call makes the same of all rows; refuse one that is not direct."""
         decision = decide(*self._template(args, kwargs))
         if decision is None or not (decision.is_direct or decision.is_constant):
@@ -248,11 +274,13 @@ class _Listing(TorchFunctionMode):
             raise NeedsPython(f"{name} is not the same call on stacked rows")
         return decision.is_constant
 
-    def _template(self, args: Any, kwargs: Any) -> tuple[Any, list[TensorType]]:
+    def _template(
+        self, args: Sequence[object], kwargs: Mapping[str, object]
+    ) -> tuple[Template, list[TensorType]]:
         """Return the arguments of a call with marks for rows, and the types of these."""
         types = list[TensorType]()
 
-        def marked(operand: Tensor) -> Any:
+        def marked(operand: Tensor) -> object:
             if not self.is_row(operand):
                 return operand
             types.append(TensorType(tuple(operand.shape), operand.dtype))
@@ -287,7 +315,13 @@ class _HiddenCalls(TorchDispatchMode):
         self.listing = listing
         self.noticed = False
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> object:
         self.noticed |= not self.listing.depth and func not in _ALIASES
         self.listing.draws |= torch.Tag.nondeterministic_seeded in func.tags
         return func(*args, **(kwargs or {}))
@@ -300,19 +334,20 @@ def _memory(tensor: Tensor) -> int:
     return tensor.untyped_storage()._cdata
 
 
-def share_memory(leaves: Sequence[Any], rows: Sequence[Tensor]) -> bool:
+def share_memory(leaves: Sequence[object], rows: Sequence[Tensor]) -> bool:
     """Return whether tensors in a result share memory with rows, or with each other."""
-    results = [_memory(leaf) for leaf in leaves if isinstance(leaf, Tensor)]
-    return len({*results}) < len(results) or not {*results}.isdisjoint(map(_memory, rows))
+    memories = [_memory(leaf) for leaf in leaves if isinstance(leaf, Tensor)]
+    distinct = set(memories)
+    return len(distinct) < len(memories) or not distinct.isdisjoint(map(_memory, rows))
 
 
-def _static(leaf: Any) -> Any:
+def _static(leaf: object) -> tuple[type, str] | None:
     if isinstance(leaf, Tensor):
         return None
-    return type(leaf), int.__repr__(leaf) if type(leaf) is RowCount else repr(leaf)
+    return type(leaf), int.__repr__(leaf) if isinstance(leaf, RowCount) else repr(leaf)
 
 
-def _marked(func: Any, answer: Any, shape: torch.Size) -> Any:
+def _marked(func: Callable[..., Any], answer: Any, shape: torch.Size) -> object:
     """Mark what a function of shapes returns, where it depends on the number of rows."""
     if isinstance(answer, torch.Size):
         return torch.Size((RowCount(answer[0]), *answer[1:])) if answer else answer
@@ -323,12 +358,12 @@ def _marked(func: Any, answer: Any, shape: torch.Size) -> Any:
 
 def has_hooks_of_users(module: nn.Module, names: Sequence[str] = HOOKS) -> bool:
     """Return whether a module or one inside has hooks of these kinds that are not torch's own."""
-    return any(
-        not type(hook).__module__.startswith("torch.")
-        for part in module.modules()
-        for name in names
-        for hook in getattr(part, name).values()
-    )
+    for part in module.modules():
+        for name in names:
+            hooks = getattr(part, name).values()
+            if not all(type(hook).__module__.startswith("torch.") for hook in hooks):
+                return True
+    return False
 
 
 class Compute(NamedTuple):
@@ -373,18 +408,18 @@ def _trials(compute: Compute, size: int, decisions: tuple[Decisions, Decisions])
     untouched = twins.state()
     first, listing = _try(compute, twins, size, decisions[0])
     modules = [twin for _, twin in twins.modules()]
-    kept = twins.state()
-    changed = changed_between(untouched, kept)
+    state = twins.state()
+    changed = changed_between(untouched, state)
     for number, name in changed:
-        leaves = tree_leaves(kept.get((number, name)))
-        depends = any(isinstance(x, Tensor) and listing.is_row(x) for x in leaves)
+        leaves = tree_leaves(state.get((number, name)))
+        depends = any(isinstance(leaf, Tensor) and listing.is_row(leaf) for leaf in leaves)
         depends |= RowCount in map(type, leaves) or name in modules[number]._buffers
         if depends or id(modules[number]) not in own:
             raise NeedsPython(f"it keeps state in {name!r}")
     if not changed:
         return [first]
     second, _ = _try(compute, twins, size, decisions[1])
-    for _, name in changed_between(kept, twins.state()):
+    for _, name in changed_between(state, twins.state()):
         raise NeedsPython(f"it keeps state in {name!r}")
     return [first, second]
 
@@ -405,21 +440,18 @@ def _try(compute: Compute, twins: Twins, size: int, decisions: Decisions) -> tup
     if _has_gradient_in_python(result):
         raise CannotOpen("its gradient is computed in Python")
     leaves, structure = tree_flatten(result)
-    are_rows = [isinstance(leaf, Tensor) and listing.is_row(leaf) for leaf in leaves]
-    if any(
-        isinstance(leaf, Tensor) and not row for leaf, row in zip(leaves, are_rows, strict=True)
-    ):
+    if any(isinstance(leaf, Tensor) and not listing.is_row(leaf) for leaf in leaves):
         raise NeedsPython("its result does not depend on its arguments")
     return Trial(listing.calls, leaves, structure, share_memory(leaves, rows)), listing
 
 
 def _run(
     compute: Compute, twins: Twins, listing: _Listing, rows: Sequence[Tensor]
-) -> tuple[Any, HostDraws, _HiddenCalls]:
+) -> tuple[object, HostDraws, _HiddenCalls]:
     """Run a twin on rows, and list what it does."""
-    layers = [(given, twin) for given, twin in twins.modules() if is_in_table(given)]
-    for given, twin in layers:
-        vars(twin)["forward"] = listing.layer(given, twin)
+    layers = [(module, twin) for module, twin in twins.modules() if is_in_table(module)]
+    for layer, twin in layers:
+        vars(twin)["forward"] = listing.layer(layer, twin)
     below = _HiddenCalls(listing)
     draws = HostDraws()
     call = compute.twin(twins)
@@ -444,9 +476,9 @@ def _run(
     return result, draws, below
 
 
-def _has_gradient_in_python(result: Any) -> bool:
-    nodes: list[Any] = [leaf.grad_fn for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
-    seen = set[Any]()
+def _has_gradient_in_python(result: object) -> bool:
+    nodes = [leaf.grad_fn for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
+    seen = set[torch.autograd.graph.Node]()
     while nodes:
         node = nodes.pop()
         if node is None or node in seen:
@@ -462,17 +494,20 @@ def _compare(one: Trial, stacked: Trial, size: int) -> None:
     """Raise an error unless a module does the same on one row and on stacked rows."""
     if len(one.calls) != len(stacked.calls):
         raise NeedsPython("it calls other functions on stacked rows")
-    for mine, other in zip(one.calls, stacked.calls, strict=True):
-        if mine[:3] != other[:3] or mine.aliases != other.aliases:
+    for call, stacked_call in zip(one.calls, stacked.calls, strict=True):
+        if call._replace(shapes=()) != stacked_call._replace(shapes=()):
             raise NeedsPython("it calls other functions on stacked rows")
-        results = mine.are_rows[len(mine.are_rows) - len(mine.shapes) :]
-        for shape, is_row, stacked_shape in zip(mine.shapes, results, other.shapes, strict=True):
+        are_rows = call.are_rows[len(call.are_rows) - len(call.shapes) :]
+        shapes = zip(call.shapes, are_rows, stacked_call.shapes, strict=True)
+        for shape, is_row, stacked_shape in shapes:
             if stacked_shape != ((size, *shape) if is_row else shape):
                 raise NeedsPython("its results have other shapes on stacked rows")
     if one.structure != stacked.structure:
         raise NeedsPython("its result has another structure on stacked rows")
     for leaf, other_leaf in zip(one.leaves, stacked.leaves, strict=True):
-        is_tensor = isinstance(leaf, Tensor)
-        same = (size, *leaf.shape) == other_leaf.shape if is_tensor else leaf == other_leaf
-        if not same:
+        if isinstance(leaf, Tensor):
+            is_same = (size, *leaf.shape) == other_leaf.shape
+        else:
+            is_same = leaf == other_leaf
+        if not is_same:
             raise NeedsPython("its result is another one on stacked rows")

@@ -91,41 +91,6 @@ def while_loop(
     return _loop(session, cond_fn, body_fn, leaves, shape, most)
 
 
-def _loop(
-    session: Session,
-    cond_fn: Callable[..., Any],
-    body_fn: Callable[..., Any],
-    leaves: Sequence[TensorOrLazy],
-    shape: "_Shape",
-    most: int,
-) -> tuple[Any, ...]:
-    """Record the condition and the body, and the loop."""
-    size = len(leaves)
-    operands = Operands(session, [as_row(session, leaf) for leaf in leaves], size)
-
-    def arguments(body: Body) -> Sequence[object]:
-        return unflattened([body.operand(number) for number in range(size)], shape.structure)
-
-    def next_state(result: object) -> Sequence[TensorOrLazy]:
-        return _next_state(result, shape)
-
-    condition, of_condition = Body.of(
-        operands,
-        "the condition of while_loop",
-        cond_fn,
-        arguments,
-        lambda result: [_condition(result)],
-    )
-    body, of_body = Body.of(operands, "the body of while_loop", body_fn, arguments, next_state)
-    key = (while_loop, size, most, tuple(condition.code), of_condition, tuple(body.code), of_body)
-
-    def make() -> Loop:
-        return Loop(program_of(condition, of_condition), program_of(body, of_body), size, most)
-
-    results = record_own(session, key, make, operands.values)
-    return unflattened(results, shape.structure)
-
-
 def cond(
     pred: TensorOrLazy | bool,
     true_fn: Callable[..., Any],
@@ -170,6 +135,41 @@ def cond(
     result = (true_fn if choice else false_fn)(*operands)
     _result(result, f"autobatch.cond: {'true_fn' if choice else 'false_fn'}")
     return result
+
+
+def _loop(
+    session: Session,
+    cond_fn: Callable[..., Any],
+    body_fn: Callable[..., Any],
+    leaves: Sequence[TensorOrLazy],
+    shape: "_Shape",
+    most: int,
+) -> tuple[Any, ...]:
+    """Record the condition and the body, and the loop."""
+    size = len(leaves)
+    operands = Operands(session, [as_row(session, leaf) for leaf in leaves], size)
+
+    def arguments(body: Body) -> Sequence[object]:
+        return unflattened([body.operand(number) for number in range(size)], shape.structure)
+
+    def next_state(result: object) -> Sequence[TensorOrLazy]:
+        return _next_state(result, shape)
+
+    condition, of_condition = Body.of(
+        operands,
+        "the condition of while_loop",
+        cond_fn,
+        arguments,
+        lambda result: [_condition(result)],
+    )
+    body, of_body = Body.of(operands, "the body of while_loop", body_fn, arguments, next_state)
+    key = (while_loop, size, most, tuple(condition.code), of_condition, tuple(body.code), of_body)
+
+    def make() -> Loop:
+        return Loop(program_of(condition, of_condition), program_of(body, of_body), size, most)
+
+    results = record_own(session, key, make, operands.values)
+    return unflattened(results, shape.structure)
 
 
 def _choose(

@@ -1,9 +1,8 @@
 """Say how a batch was run: steps, rows, flushes, and what did not batch and why."""
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from pyg_dynbatch.autobatch.cache import MOST_INTEGERS
 from pyg_dynbatch.autobatch.fibers import take_turns
@@ -87,50 +86,72 @@ class Explanation:
 
 def explain(session: Session, examples: int) -> Explanation:
     """Collect the statistics of a session that has ended."""
-    calls: Counter[str] = Counter()
-    steps: Counter[str] = Counter()
-    within: defaultdict[str, set[str]] = defaultdict(set)
-    table = session.table
-    operations = []
-    for schedule in session.schedules:
-        for step in schedule.steps:
-            numbers = schedule.program_of(step).operations
-            *others, last = (schedule.signatures[number].name for number in numbers)
-            for name in (*others, last):
-                calls[name] += step.size
-                steps[name] += 1
-                within[name].add("" if name == last else last)
-    inside: dict[str, str] = {}  # what runs through torch.vmap inside of loops and branches
-    for site in table.sites:
-        if site.signature is not None and calls[name := site.signature.name]:
-            types = str(site.signature).removeprefix(name)
-            way = site.examined.way  # type: ignore[union-attr]
-            hosts = within[name]
-            host = "" if "" in hosts else " and ".join(sorted(hosts))
-            operation = OperationUse(name, types, calls[name], steps[name], way, site.where, host)
-            operations.append(operation)
-            for spec in site.spec.parts():  # type: ignore[union-attr]
-                inner: Any = table.by_spec[spec]
-                if inner is not site and inner.examined.way == "vmap":
-                    inside[f"{inner.signature.name} in {name}"] = inner.where
-    operations.sort(key=lambda op: (-op.steps, op.name))
+    operations = _operations_of(session)
     return Explanation(
-        examples,
-        sum(len(schedule.steps) for schedule in session.schedules),
-        sum(calls.values()),
-        sum(schedule.stats().lower_bound for schedule in session.schedules),
-        session.flushes,
-        {f"{file}:{line}": count for (file, line), count in session.reads.most_common()},
-        tuple(operations),
-        tuple(_remarks(session, operations, examples, inside)),
-        session.replayed,
-        table.cache.size,
+        examples=examples,
+        steps=sum(len(schedule.steps) for schedule in session.schedules),
+        calls=sum(operation.calls for operation in operations),
+        lower_bound=sum(schedule.stats().lower_bound for schedule in session.schedules),
+        flushes=session.flushes,
+        reads={f"{file}:{line}": count for (file, line), count in session.reads.most_common()},
+        operations=tuple(operations),
+        remarks=tuple(_remarks(session, operations, examples)),
+        replayed=session.replayed,
+        kept=session.table.cache.size,
     )
 
 
-def _remarks(
-    session: Session, operations: Sequence[OperationUse], examples: int, inside: Mapping[str, str]
-) -> list[str]:
+def _operations_of(session: Session) -> list[OperationUse]:
+    """List the operations that a session has run, most steps first."""
+    calls: Counter[str] = Counter()
+    steps: Counter[str] = Counter()
+    hosts: defaultdict[str, set[str]] = defaultdict(set)  # in whose steps an operation runs
+    for schedule in session.schedules:
+        for step in schedule.steps:
+            numbers = schedule.program_of(step).operations
+            names = [schedule.signatures[number].name for number in numbers]
+            host = names[-1]
+            for name in names:
+                calls[name] += step.size
+                steps[name] += 1
+                hosts[name].add("" if name == host else host)
+
+    operations = []
+    for site in session.table.sites:
+        if site.signature is None or site.examined is None or not calls[site.signature.name]:
+            continue
+        name = site.signature.name
+        is_alone = "" in hosts[name]
+        operation = OperationUse(
+            name=name,
+            signature=str(site.signature).removeprefix(name),
+            calls=calls[name],
+            steps=steps[name],
+            way=site.examined.way,
+            where=site.where,
+            within="" if is_alone else " and ".join(sorted(hosts[name])),
+        )
+        operations.append(operation)
+    return sorted(operations, key=lambda operation: (-operation.steps, operation.name))
+
+
+def _mapped_inside(session: Session, operations: Sequence[OperationUse]) -> dict[str, str]:
+    """Return what runs through ``torch.vmap`` inside of loops and branches, with its line."""
+    names = {operation.name for operation in operations}
+    where_of_name: dict[str, str] = {}
+    for site in session.table.sites:
+        if site.signature is None or site.spec is None or site.signature.name not in names:
+            continue
+        for spec in site.spec.parts():
+            inner = session.table.by_spec[spec]
+            if inner is site or inner.signature is None or inner.examined is None:
+                continue
+            if inner.examined.way == "vmap":
+                where_of_name[f"{inner.signature.name} in {site.signature.name}"] = inner.where
+    return where_of_name
+
+
+def _remarks(session: Session, operations: Sequence[OperationUse], examples: int) -> list[str]:
     remarks = []
     if not operations and examples > 1:
         remarks.append(
@@ -142,7 +163,10 @@ def _remarks(
             "every read runs calls at once, since greenlet is not installed: "
             "in the checkout, pip install -e '.[fibers]'"
         )
-    mapped = {op.name: op.where for op in operations if op.way == "vmap"} | {**inside}
+    mapped = {
+        operation.name: operation.where for operation in operations if operation.way == "vmap"
+    }
+    mapped |= _mapped_inside(session, operations)
     for name, where in mapped.items():
         remarks.append(
             f"{name} runs through torch.vmap, which is slower than a form of the table ({where})"
@@ -153,16 +177,20 @@ def _remarks(
                 f"{op.name} runs on one row after the other: neither the table nor torch.vmap has "
                 f"a batched form ({op.where})"
             )
-    variants: dict[str, list[OperationUse]] = {}
     for op in operations:
-        variants.setdefault(op.name.split(" ")[0], []).append(op)
         if op.calls > 1 and op.steps == op.calls and examples > 1:
             remarks.append(f"{op.name}: every one of {op.calls} calls is its own step ({op.where})")
-    for name, found in variants.items():
-        if len(found) > 4 and sum(op.calls for op in found) < 4 * len(found) * examples:
+    variants_of_name: dict[str, list[OperationUse]] = {}
+    for op in operations:
+        stem, *_ = op.name.split(" ")
+        variants_of_name.setdefault(stem, []).append(op)
+    for name, variants in variants_of_name.items():
+        num_variants = len(variants)
+        num_calls = sum(op.calls for op in variants)
+        if num_variants > 4 and num_calls < 4 * num_variants * examples:
             remarks.append(
-                f"{name} has {len(found)} signatures, which never share a step: static arguments "
-                f"or shapes differ from call to call ({found[0].where})"
+                f"{name} has {num_variants} signatures, which never share a step: static arguments "
+                f"or shapes differ from call to call ({variants[0].where})"
             )
     for module, (where, reason) in session.table.opened.items():
         name = session.table.path.get(id(module), type(module).__name__)

@@ -35,10 +35,10 @@ def run_examples(
     todo = iter(enumerate(examples))
     state = session.table.state
     awaited = list[Lazy]()
-    running = list[Any]()
+    running = list[greenlet]()
 
     def suspend(value: Lazy) -> None:
-        number: Any = session.example
+        _, number = session.turns[-1]
         is_switched = torch.is_grad_enabled() is not session.grad
         if is_switched:  # not for other examples
             torch._C._set_grad_enabled(session.grad)
@@ -58,19 +58,20 @@ def run_examples(
             if session.suspend is None:  # an example has failed
                 return
 
-    def go_on(fiber: Any) -> None:
+    def go_on(fiber: greenlet) -> None:
         fiber.switch()
         if not fiber.dead:
-            number: Any = session.example
+            _, number = session.turns[-1]
             state.waiting.add(number)
             state.turn_ends(number)
 
     session.suspend = suspend
     try:
         while not (running and running[-1].dead):
-            running.append(greenlet(work))
-            running[-1].gr_context = copy_context()
-            go_on(running[-1])
+            fiber = greenlet(work)
+            fiber.gr_context = copy_context()
+            running.append(fiber)
+            go_on(fiber)
         while running := [fiber for fiber in running if not fiber.dead]:
             session.flush(read_now=[value._number for value in awaited])
             session.fetch(awaited)

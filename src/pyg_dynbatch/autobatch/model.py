@@ -5,7 +5,6 @@ import copy
 import functools
 import gc
 import sys
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from functools import partial
@@ -17,20 +16,28 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
-from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_map_only, tree_unflatten
 
 from pyg_dynbatch.autobatch.cache import Example, Kept, example_of
 from pyg_dynbatch.autobatch.collate import (
     Outcome,
     ResultColumn,
     Schedule,
+    ValueColumn,
     run_batch,
     schedule_batch,
     structured,
 )
 from pyg_dynbatch.autobatch.explain import Explanation, explain
 from pyg_dynbatch.autobatch.fibers import run_examples
-from pyg_dynbatch.autobatch.lazy import ACTIVE, Lazy, NeedsPython, find_implementation
+from pyg_dynbatch.autobatch.lazy import (
+    ACTIVE,
+    EmittedValues,
+    Lazy,
+    NeedsPython,
+    TensorOrLazy,
+    find_implementation,
+)
 from pyg_dynbatch.autobatch.recorder import intercepted, is_instance, recorded_call
 from pyg_dynbatch.autobatch.replay import Replay, outcome_of, record, results_of
 from pyg_dynbatch.autobatch.session import Session, is_library
@@ -57,7 +64,7 @@ class Emitted(NamedTuple):
         example: The example of each, int64 ``[value]``.
     """
 
-    rows: Any
+    rows: Tensor
     example: Tensor
 
 
@@ -116,7 +123,7 @@ class AutoBatch(nn.Module):
         self.plain.training = mode
         return self
 
-    def forward(self, examples: Any, *, batch: bool = True) -> Any:
+    def forward(self, examples: Iterable[Any] | Schedule, *, batch: bool = True) -> Any:
         """Run the model on all examples.
 
         Args:
@@ -135,10 +142,11 @@ class AutoBatch(nn.Module):
         """
         if batch and isinstance(examples, Schedule):
             return self._scheduled(examples)
-        given = _checked(examples)
-        if batch and len(given) >= self._least_batch():
-            return self._batched(given)[0]
-        return self._one_by_one(given)
+        listed = _checked(examples)
+        if batch and len(listed) >= self._least_batch():
+            result, _ = self._batched(listed)
+            return result
+        return self._one_by_one(listed)
 
     def _least_batch(self) -> int:
         if self.loop_below is not None:
@@ -157,25 +165,26 @@ class AutoBatch(nn.Module):
         self, session: Session, examples: list[Any], end: Callable[[Outcome], _Ended]
     ) -> _Ended:
         """Record the examples, or replay them; return what ``end`` makes of it."""
-        given = [example_of(value) if self.cache else Example(value) for value in examples]
-        if self.cache and (replayed := _replayed(session, given)) is not None:
+        keyed = [example_of(value) if self.cache else Example(value) for value in examples]
+        if self.cache and (replayed := _replayed(session, keyed)) is not None:
             return end(replayed)
         with _recording(session, self.plain):
             function = partial(record, session, self.plain)
-            results = results_of(session, run_examples(session, function, given))
+            results = results_of(session, run_examples(session, function, keyed))
             columns, structure = _collect(session, results)
             return end(Outcome(columns, structure, _emitted(session)))
 
     def _computed(self, session: Session, outcome: Outcome) -> Any:
-        columns = *outcome.columns, *(column for column, _ in outcome.emitted.values())
-        picks = [column for column in columns if isinstance(column, tuple)]
-        rows = iter(session.rows_of(picks) if picks else ())
-        leaves = [next(rows) if isinstance(c, tuple) else c for c in outcome.columns]
-        found = {
+        value_columns = outcome.value_columns
+        rows = iter(session.rows_of(value_columns) if value_columns else ())
+        leaves = [
+            next(rows) if isinstance(column, ValueColumn) else column for column in outcome.columns
+        ]
+        emitted = {
             name: (next(rows), torch.tensor(examples, device=session.device))
             for name, (_, examples) in outcome.emitted.items()
         }
-        return self._finish(tree_unflatten(leaves, outcome.structure), found)
+        return self._finish(tree_unflatten(leaves, outcome.structure), emitted)
 
     def collate(self, examples: Iterable[Any]) -> Schedule:
         """Record and schedule a mini-batch without running it; a ``collate_fn`` for loaders.
@@ -220,17 +229,8 @@ class AutoBatch(nn.Module):
 
     def _begin(self) -> Session:
         tensors = dict((*self.named_parameters(), *self.named_buffers()))
-        mode = (
-            tuple(map(_code_of, self.plain.modules())),
-            tuple(
-                (n, t.dtype, None if is_lazy(t) else t.shape, t.requires_grad)
-                for n, t in tensors.items()
-            ),
-            torch.is_grad_enabled(), torch.get_default_dtype(),
-            torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu"),
-            torch.is_autocast_enabled("cuda"), torch.get_autocast_dtype("cuda"),
-        )  # fmt: skip
-        tables: Any = vars(self._local)
+        mode = self._mode(tensors)
+        tables: dict[Any, SignatureTable] = vars(self._local)
         table = tables.get(mode)
         if table is None or len(table.sites) > _MOST_SITES or not table.state.is_as_judged():
             if len(tables) > _MOST_MODES:
@@ -238,64 +238,51 @@ class AutoBatch(nn.Module):
             table = tables[mode] = SignatureTable(self.plain)
         return Session(self.plain, table, tensors, self.policy)
 
+    def _mode(self, tensors: Mapping[str, Tensor]) -> tuple[object, ...]:
+        """Return all on which it depends what calls mean: of the model, and of torch."""
+        described = tuple(
+            (name, tensor.dtype, None if is_lazy(tensor) else tensor.shape, tensor.requires_grad)
+            for name, tensor in tensors.items()
+        )
+        return (
+            tuple(map(_code_of, self.plain.modules())), described,
+            torch.is_grad_enabled(), torch.get_default_dtype(),
+            torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu"),
+            torch.is_autocast_enabled("cuda"), torch.get_autocast_dtype("cuda"),
+        )  # fmt: skip
+
     def _one_by_one(self, examples: list[Any]) -> Any:
-        collected: dict[str, tuple[list[Any], list[int]]] = {}
+        collected: EmittedValues = {}
         results = []
         for number, example in enumerate(examples):
             with _emitting(collected, number):
                 results.append(self.plain(example))
-        emitted = {
-            name: (torch.stack(rows), torch.tensor(numbers, device=rows[0].device))
-            for name, (rows, numbers) in collected.items()
-        }
+        emitted = dict[str, tuple[Tensor, Tensor]]()
+        for name, (values, numbers) in collected.items():
+            rows = torch.stack(values)  # type: ignore[arg-type] # no lazy values
+            emitted[name] = rows, torch.tensor(numbers, device=rows.device)
         return self._finish(_stack(results), emitted)
 
-    def _finish(self, output: Any, emitted: dict[str, tuple[Any, Tensor]]) -> Any:
+    def _finish(self, output: Any, emitted: dict[str, tuple[Tensor, Tensor]]) -> Any:
         """Keep what was emitted; connect all parameters, as other ranks wait for all gradients."""
-        distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
-        if distributed and torch.is_grad_enabled():
-            nothing = sum(p.flatten()[:0].sum() for p in self.parameters() if p.requires_grad)
+        is_distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
+        if is_distributed and torch.is_grad_enabled():
+            trained = [parameter for parameter in self.parameters() if parameter.requires_grad]
+            nothing = sum(parameter.flatten()[:0].sum() for parameter in trained)
             output, emitted = tree_map_only(
                 Tensor, lambda x: x + nothing if x.is_floating_point() else x, (output, emitted)
             )
-        self.emitted = {name: Emitted(*found) for name, found in emitted.items()}
+        self.emitted = {name: Emitted(*pair) for name, pair in emitted.items()}
         return output
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> "AutoBatch":
+    def __deepcopy__(self, memo: dict[int, object]) -> "AutoBatch":
         return AutoBatch(copy.deepcopy(self.plain, memo), *self._options())
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self) -> tuple[object, ...]:
         return AutoBatch, (self.plain, *self._options())
 
     def _options(self) -> tuple[Policy, bool, int | None]:
         return self.policy, self.cache, self.loop_below
-
-
-def _finished(session: Session, outcome: Outcome) -> Outcome:
-    session.finish(outcome.values_read())
-    return outcome
-
-
-def _replayed(session: Session, examples: Iterable[Example]) -> Outcome | None:
-    """Replay all examples; ``None`` if one must be recorded."""
-    replays = list[Replay]()
-    for example in examples:
-        entry = session.table.cache.find(example)
-        if not isinstance(entry, Kept):
-            return None
-        replays.append(Replay(entry, example.tensors))
-    return outcome_of(session, replays)
-
-
-def _code_of(part: nn.Module) -> tuple[Any, ...]:
-    """Identify what a module runs, which may be replaced between two calls."""
-    if isinstance(part, torch.jit.ScriptModule):
-        problem = "autobatch: a scripted module is part of the model"
-        hint = "the module itself"
-        raise mismatch(TypeError, problem, "modules in Python", part.original_name, hint=hint)
-    forward = vars(part).get("forward") or type(part).forward
-    hooks = (name for kind in HOOKS for name in getattr(part, kind))
-    return id(part), part.training, forward, *hooks
 
 
 def autobatch(
@@ -338,7 +325,7 @@ def autobatch(
     return AutoBatch(module, policy, cache, loop_below)
 
 
-def emit(name: str, value: Any) -> None:
+def emit(name: str, value: TensorOrLazy) -> None:
     """Collect a value of the current example; any number per example.
 
     Args:
@@ -430,8 +417,35 @@ def recurse(function: Callable[[Any], Any], argument: Any) -> Any:
     return value
 
 
+def _finished(session: Session, outcome: Outcome) -> Outcome:
+    session.finish(outcome.values_read())
+    return outcome
+
+
+def _replayed(session: Session, examples: Iterable[Example]) -> Outcome | None:
+    """Replay all examples; ``None`` if one must be recorded."""
+    replays = list[Replay]()
+    for example in examples:
+        entry = session.table.cache.find(example)
+        if not isinstance(entry, Kept):
+            return None
+        replays.append(Replay(entry, example.tensors))
+    return outcome_of(session, replays)
+
+
+def _code_of(module: nn.Module) -> tuple[object, ...]:
+    """Identify what a module runs, which may be replaced between two calls."""
+    if isinstance(module, torch.jit.ScriptModule):
+        problem = "autobatch: a scripted module is part of the model"
+        hint = "the module itself"
+        raise mismatch(TypeError, problem, "modules in Python", module.original_name, hint=hint)
+    forward = vars(module).get("forward") or type(module).forward
+    hooks = (name for kind in HOOKS for name in getattr(module, kind))
+    return id(module), module.training, forward, *hooks
+
+
 @contextmanager
-def _emitting(collected: dict[str, Any], number: int) -> Iterator[None]:
+def _emitting(collected: EmittedValues, number: int) -> Iterator[None]:
     outer = ACTIVE.eager
     ACTIVE.eager = (collected, number)
     try:
@@ -441,9 +455,9 @@ def _emitting(collected: dict[str, Any], number: int) -> Iterator[None]:
 
 
 @contextmanager
-def _uncollected(is_wanted: bool) -> Iterator[None]:
-    """Collect no garbage: what is made inside is needed, or freed at once."""
-    collects = is_wanted and gc.isenabled()
+def _uncollected(cache: bool) -> Iterator[None]:
+    """Collect no garbage if examples are replayed: what is made is needed, or freed at once."""
+    collects = cache and gc.isenabled()
     if collects:
         gc.disable()
     try:
@@ -456,11 +470,11 @@ def _uncollected(is_wanted: bool) -> Iterator[None]:
 @contextmanager
 def _recording(session: Session, root: nn.Module) -> Iterator[None]:
     """Record all calls of modules on this thread."""
-    kinds = {k for part in root.modules() for k in type(part).__mro__ if "__call__" in vars(k)}
-    kinds.discard(object)
+    classes = {base for module in root.modules() for base in type(module).__mro__}
+    calling = [each for each in classes - {object} if "__call__" in vars(each)]
     intercepted: list[type] = []
     try:
-        _intercept(kinds, intercepted)
+        _intercept(calling, intercepted)
         ACTIVE.session = session
         yield
     except RecursionError as error:
@@ -470,23 +484,11 @@ def _recording(session: Session, root: nn.Module) -> Iterator[None]:
         where = f"example {session.example}"
         raise mismatch(RecursionError, problem, expected, where=where, hint=hint) from error
     except Exception as error:
-        noted = isinstance(error.args[0] if error.args else "", Mismatch)
-        noted |= any(note.startswith(NOTE) for note in getattr(error, "__notes__", ()))
-        if noted:
+        if _says_where(error):
             raise
-        line, inner = _raised(error)
-        if "Lazy(" in str(error) or any(
-            holds_values(v) for f in inner for v in f.f_locals.values()
-        ):
-            problem = "autobatch: a function was given a value that has not been computed"
-            hint = "call it in a submodule that is not opened, which is run on real tensors"
-            if any("_higher_order_ops" in frame.f_code.co_filename for frame in inner):
-                hint = "autobatch.cond or autobatch.while_loop, which take the same arguments"
-            owners = [frame.f_locals.get("self") for frame, _ in walk_tb(error.__traceback__)]
-            for part, (_, reason) in session.table.opened.items():
-                if any(owner is part for owner in owners):
-                    hint += f" ({type(part).__name__} is recorded call by call: {reason})"
-            raise failed(error, problem, session.where(line), hint) from error
+        line, inner_frames = _raised(error)
+        if "Lazy(" in str(error) or any(map(_holds_values, inner_frames)):
+            raise _not_computed(session, error, line, inner_frames) from error
         if session.example is not None:
             error.add_note(f"{NOTE}{session.where(line)}")
         raise
@@ -494,6 +496,13 @@ def _recording(session: Session, root: nn.Module) -> Iterator[None]:
         ACTIVE.session = None
         session.table.state.restore()
         _release(intercepted)
+
+
+def _says_where(error: Exception) -> bool:
+    """Return whether an error says where it was raised."""
+    if isinstance(error.args[0] if error.args else "", Mismatch):
+        return True
+    return any(note.startswith(NOTE) for note in getattr(error, "__notes__", ()))
 
 
 def _raised(error: Exception) -> tuple[str, list[FrameType]]:
@@ -506,13 +515,33 @@ def _raised(error: Exception) -> tuple[str, list[FrameType]]:
     return "", []
 
 
-def _checked(examples: Any) -> list[Any]:
+def _holds_values(frame: FrameType) -> bool:
+    return any(map(holds_values, frame.f_locals.values()))
+
+
+def _not_computed(
+    session: Session, error: Exception, line: str, inner_frames: Sequence[FrameType]
+) -> Exception:
+    """Create the error for code of others that was given a value."""
+    problem = "autobatch: a function was given a value that has not been computed"
+    hint = "call it in a submodule that is not opened, which is run on real tensors"
+    if any("_higher_order_ops" in frame.f_code.co_filename for frame in inner_frames):
+        hint = "autobatch.cond or autobatch.while_loop, which take the same arguments"
+    owners = [frame.f_locals.get("self") for frame, _ in walk_tb(error.__traceback__)]
+    for module, (_, reason) in session.table.opened.items():
+        if any(owner is module for owner in owners):
+            hint += f" ({type(module).__name__} is recorded call by call: {reason})"
+    return failed(error, problem, session.where(line), hint)
+
+
+def _checked(examples: object) -> list[Any]:
     """List the examples of a call."""
     if (session := ACTIVE.session) is not None:
         problem = "autobatch: a batched model is called inside a batched model"
+        expected = "a plain module"
+        got = "autobatch(...)"
         hint = "call the plain module there: its calls are batched with the others"
-        facts = (problem, "a plain module", "autobatch(...)")
-        raise mismatch(RuntimeError, *facts, where=session.where(), hint=hint)
+        raise mismatch(RuntimeError, problem, expected, got, where=session.where(), hint=hint)
     if isinstance(examples, Schedule):
         problem = "autobatch: a scheduled batch can only be run batched"
         raise mismatch(TypeError, problem, "the examples themselves", "a Schedule")
@@ -520,14 +549,15 @@ def _checked(examples: Any) -> list[Any]:
         problem = "autobatch: not a list of examples"
         got = describe_value(examples)
         raise mismatch(TypeError, problem, "a list, or an iterable such as a generator", got)
-    if not (examples := list(examples)):
+    listed = list(examples)
+    if not listed:
         problem = "autobatch: the list of examples is empty"
         raise mismatch(ValueError, problem, "at least one example", 0)
-    return examples
+    return listed
 
 
 # Of each class of modules: how many sessions record its calls, and its own __call__.
-_INTERCEPTED: dict[type, tuple[int, Any]] = {}
+_INTERCEPTED: dict[type, tuple[int, Callable[..., Any]]] = {}
 _LOCK = Lock()
 _TOUCHED: list["_Process"] = []  # as it was before the first of these sessions
 
@@ -536,7 +566,7 @@ def _seed(original: Callable[..., Any]) -> Callable[..., Any]:
     """Return a function that seeds torch, except inside of a model that is recorded."""
 
     @functools.wraps(original)
-    def seed(*args: Any, **kwargs: Any) -> Any:
+    def seed(*args: object, **kwargs: object) -> object:
         if ACTIVE.session is not None:
             problem = "autobatch: the model seeds torch while it is recorded"
             expected = "random numbers of the calls themselves, which are drawn later"
@@ -562,8 +592,13 @@ class _Process(NamedTuple):
     @classmethod
     def touch(cls) -> "_Process":
         """Let lazy values be tensors, and collect no garbage; return what was before."""
-        find: Any = functools._find_impl  # type: ignore[attr-defined]
-        before = cls(builtins.isinstance, find, gc.isenabled(), torch.manual_seed, torch.seed)
+        before = cls(
+            is_instance=builtins.isinstance,
+            find_implementation=functools._find_impl,  # type: ignore[attr-defined]
+            collects=gc.isenabled(),
+            manual_seed=torch.manual_seed,
+            seed=torch.seed,
+        )
         gc.disable()  # what is recorded is kept: to look through it again and again takes time
         builtins.isinstance = is_instance
         for owner in (torch, torch.random):
@@ -583,106 +618,114 @@ class _Process(NamedTuple):
             gc.enable()
 
 
-def _intercept(kinds: Iterable[type], done: list[type]) -> None:
+def _intercept(classes: Iterable[type], done: list[type]) -> None:
     """Let calls of modules be recorded on threads with a session; list what was done."""
     with _LOCK:
         if not _TOUCHED:
             _TOUCHED.append(_Process.touch())
-        for kind in kinds:
-            users, original = _INTERCEPTED.get(kind, (0, vars(kind)["__call__"]))
+        for each in classes:
+            users, original = _INTERCEPTED.get(each, (0, vars(each)["__call__"]))
             if not users:
-                is_base = kind is nn.Module
-                recorded = intercepted(kind) if is_base else recorded_call(original)
-                kind.__call__ = recorded  # type: ignore[method-assign]
-            _INTERCEPTED[kind] = users + 1, original
-            done.append(kind)
+                is_base = each is nn.Module
+                recorded = intercepted(each) if is_base else recorded_call(original)
+                each.__call__ = recorded  # type: ignore[method-assign]
+            _INTERCEPTED[each] = users + 1, original
+            done.append(each)
 
 
-def _release(kinds: Iterable[type]) -> None:
+def _release(classes: Iterable[type]) -> None:
     with _LOCK:
-        for kind in kinds:
-            users, original = _INTERCEPTED.pop(kind)
+        for each in classes:
+            users, original = _INTERCEPTED.pop(each)
             if users > 1:
-                _INTERCEPTED[kind] = users - 1, original
+                _INTERCEPTED[each] = users - 1, original
             else:
-                kind.__call__ = original  # type: ignore[method-assign]
+                each.__call__ = original  # type: ignore[method-assign]
         if not _INTERCEPTED and _TOUCHED:
             _TOUCHED.pop().restore()
 
 
-def _collect(session: Session, results: list[Any]) -> tuple[list[ResultColumn], Any]:
+def _collect(session: Session, results: list[Any]) -> tuple[list[ResultColumn], TreeSpec]:
     """Collect the leaves of all results; also return their structure."""
-    found, structure = _columns_of(results)
+    leaves_of_results, structure = _columns_of(results)
     problem = "autobatch: examples return tensors of different shapes or dtypes"
-    columns: list[ResultColumn] = [
-        _lazy_column(session, column, problem, range(len(column)))
-        if any(isinstance(leaf, Lazy | Tensor) for leaf in column)
-        else column
-        for column in found
-    ]
+    columns = list[ResultColumn]()
+    for leaves in leaves_of_results:
+        if any(isinstance(leaf, Lazy | Tensor) for leaf in leaves):
+            columns.append(_value_column(session, leaves, problem, range(len(leaves))))
+        else:
+            columns.append(leaves)
     return columns, structure
 
 
-def _emitted(session: Session) -> dict[str, tuple[ResultColumn, Sequence[int]]]:
+def _emitted(session: Session) -> dict[str, tuple[ValueColumn, Sequence[int]]]:
     """Collect what was emitted, by example: examples take turns where they read values."""
-    found: dict[str, tuple[ResultColumn, Sequence[int]]] = {}
+    collected: dict[str, tuple[ValueColumn, Sequence[int]]] = {}
     for name, (values, examples) in session.emitted.items():
         order = sorted(range(len(examples)), key=examples.__getitem__)
-        examples = [examples[n] for n in order]
+        examples_in_order = [examples[number] for number in order]
+        values_in_order = [values[number] for number in order]
         problem = f"autobatch.emit: values of {name!r} differ in shape or dtype"
-        column = _lazy_column(session, [values[n] for n in order], problem, examples)
-        found[name] = column, examples
-    return found
+        column = _value_column(session, values_in_order, problem, examples_in_order)
+        collected[name] = column, examples_in_order
+    return collected
 
 
-def _lazy_column(
-    session: Session, column: Sequence[Any], problem: str, examples: Sequence[int]
-) -> tuple[int, list[int]]:
+def _value_column(
+    session: Session, leaves: Sequence[object], problem: str, examples: Sequence[int]
+) -> ValueColumn:
+    """Return the values of one leaf of all results; raise an error if their row types differ."""
     values: list[Lazy] = []
-    for leaf in column:
-        if isinstance(leaf, Lazy):
+    for leaf in leaves:
+        if type(leaf) is Lazy:
             value = leaf
         elif isinstance(leaf, Tensor):
             value = session.outside_row(leaf)
         else:
-            problem = "autobatch: examples return different types"
             where = f"example {len(values)}"
-            raise mismatch(TypeError, problem, "a tensor", describe_value(leaf), where=where)
+            got = describe_value(leaf)
+            different = "autobatch: examples return different types"
+            raise mismatch(TypeError, different, "a tensor", got, where=where)
         if value._session is not session:
             value = session.foreign(value)
         values.append(value)
-    kinds = Counter(value._kind for value in values)
-    if len(kinds) > 1:
-        number = next(n for n, value in enumerate(values) if value._kind != values[0]._kind)
-        types = (str(session.table.row_types[kind]) for kind in list(kinds)[:2])
-        hint = "" if problem.startswith("autobatch.emit") else _ANY_NUMBER
-        where = f"example {examples[number]}"
-        raise mismatch(ValueError, problem, *types, where=where, hint=hint)
-    return values[0]._kind, [value._number for value in values]
+    kind = values[0]._kind
+    for value, example in zip(values, examples, strict=True):
+        if value._kind != kind:
+            row_types = session.table.row_types
+            hint = "" if problem.startswith("autobatch.emit") else _ANY_NUMBER
+            where = f"example {example}"
+            raise mismatch(
+                ValueError, problem, row_types[kind], row_types[value._kind], where=where, hint=hint
+            )
+    return ValueColumn(kind, [value._number for value in values])
 
 
 _ANY_NUMBER = "autobatch.emit(name, value) collects any number of values per example"
 _LEAVES = {Lazy, Tensor, str, int, float, bool, type(None)}
 
 
-def _columns_of(results: list[Any]) -> tuple[list[list[Any]], Any]:
+def _columns_of(results: list[Any]) -> tuple[list[list[Any]], TreeSpec]:
     """Return the leaves of all results, one list per leaf of a result, and their structure."""
     leaves, structure = tree_flatten(results)
     if not {*map(type, leaves)} <= _LEAVES:
-        results = [structured(x, f"example {n}") for n, x in enumerate(results)]
+        results = [structured(result, f"example {n}") for n, result in enumerate(results)]
         leaves, structure = tree_flatten(results)
     # Older versions of torch have no `children`, later ones warn of `children_specs`.
-    parts = structure.children() if hasattr(structure, "children") else structure.children_specs
-    first = parts[0]
-    for number, spec in enumerate(parts):
-        if spec != first:
+    has_children = hasattr(structure, "children")
+    structures = structure.children() if has_children else structure.children_specs
+    first = structures[0]
+    for number, each in enumerate(structures):
+        if each != first:
             problem = "autobatch: examples return different structures"
             where = f"example {number}"
-            raise mismatch(ValueError, problem, first, spec, where=where, hint=_ANY_NUMBER)
+            raise mismatch(ValueError, problem, first, each, where=where, hint=_ANY_NUMBER)
     return [leaves[n :: first.num_leaves] for n in range(first.num_leaves)], first
 
 
 def _stack(results: list[Any]) -> Any:
     columns, structure = _columns_of(results)
-    stacked = [torch.stack(c) if isinstance(c[0], Tensor) else c for c in columns]
+    stacked = [
+        torch.stack(column) if isinstance(column[0], Tensor) else column for column in columns
+    ]
     return tree_unflatten(stacked, structure)

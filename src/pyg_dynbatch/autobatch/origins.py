@@ -19,21 +19,20 @@ from torch.overrides import (
 from torch.utils._pytree import tree_leaves
 
 from pyg_dynbatch.autobatch.cache import Example, rebuilt, structure_of
-from pyg_dynbatch.autobatch.lazy import ACTIVE, METADATA, Lazy, unseen
+from pyg_dynbatch.autobatch.lazy import ACTIVE, METADATA, Lazy, TensorOrLazy, unseen
 from pyg_dynbatch.autobatch.session import Session
+from pyg_dynbatch.autobatch.table.calls import named
+from pyg_dynbatch.autobatch.twins import state_of_numpy
 
 # Functions that read only the shape, dtype or device of an argument, and its position.
-_LIKE = {
-    getattr(owner, name): position
-    for names, position in (
-        ("zeros_like ones_like empty_like full_like rand_like randn_like", 0),
-        ("new_zeros new_ones new_empty new_full new_tensor", 0),
-        ("to type_as expand_as view_as reshape_as", 1),
-    )
-    for name in names.split()
-    for owner in (torch, Tensor)
-    if hasattr(owner, name)
-}
+_LIKE = dict.fromkeys(
+    named(
+        "zeros_like ones_like empty_like full_like rand_like randn_like "
+        "new_zeros new_ones new_empty new_full new_tensor"
+    ),
+    0,
+)
+_LIKE |= dict.fromkeys(named("to type_as expand_as view_as reshape_as"), 1)
 # What the structure of an example does not tell of its tensors.
 _LAYOUT = {
     getattr(torch.Tensor, name)
@@ -66,8 +65,10 @@ class OwnRows(NamedTuple):
 class Origins(TorchFunctionMode):
     """Watches one example, and says why its recording cannot be kept.
 
-    Each tensor that it uses is a row of its own: an argument, a constant that was built from Python
-    values, or one that the model holds.
+    watched() enters it → functions of torch are called, add() → refuse() perhaps → stop()
+
+    Each tensor that the example uses is a row of its own: an argument, a constant that was built
+    from Python values, or one that the model holds.
 
     Args:
         session: Records the example.
@@ -83,17 +84,18 @@ class Origins(TorchFunctionMode):
         self.example = example
         self.reason = reason
         self.value = example.value
-        self.arguments: dict[int, int] = {}  # the number of each tensor
+        self.tensors = list[Tensor]()  # those which stand for the arguments
         if not reason and example.tensors:
             with torch.enable_grad():
-                self.tensors = [torch.ops.aten.alias(tensor) for tensor in example.tensors]
-            self.arguments = {id(tensor): number for number, tensor in enumerate(self.tensors)}
+                self.tensors += [torch.ops.aten.alias(tensor) for tensor in example.tensors]
             self.value = rebuilt(structure_of(example.value).key or (), self.tensors)
+        # The number of each of them, by identity.
+        self.arguments = {id(tensor): number for number, tensor in enumerate(self.tensors)}
         self.constants: dict[int, Tensor] = {}  # kept, so that no other tensor gets their identity
-        self.numbers: dict[Any, Lazy] = {}  # Python numbers that are rows
+        self.numbers: dict[tuple[torch.dtype, str], Lazy] = {}  # Python numbers that are rows
         self.rows: dict[int, OwnRows] = {}  # of tensors that are rows themselves
         self.all_rows: list[OwnRows] = []
-        self.emitted: list[tuple[str, Any]] = []
+        self.emitted: list[tuple[str, TensorOrLazy]] = []
 
     def refuse(self, reason: str) -> None:
         """Keep no recording of the example, nor of others of its structure, for this reason."""
@@ -124,8 +126,12 @@ class Origins(TorchFunctionMode):
         return session.attributes.get(id(tensor)) is tensor and session.owned(tensor) is None
 
     def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: Sequence[object] = (),
+        kwargs: dict[str, object] | None = None,
+    ) -> object:
         """Run a function, and note where its result comes from."""
         if Lazy in types:
             return Lazy.__torch_function__(func, types, args, kwargs)
@@ -135,42 +141,47 @@ class Origins(TorchFunctionMode):
             return func(*args) if kwargs is None else func(*args, **kwargs)
         kwargs = kwargs or {}
         session = self.session
-        ends = session.origins is not self or (self.reason and session.can_run)
-        if ends or ACTIVE.session is None:
+        has_ended = session.origins is not self or (self.reason and session.can_run)
+        if has_ended or ACTIVE.session is None:
             return func(*args, **kwargs)
         return self._watched(func, args, kwargs)
 
-    def _watched(self, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        given = list[Any]()
+    def _watched(
+        self, func: Callable[..., Any], args: Sequence[object], kwargs: dict[str, object]
+    ) -> object:
+        operands = list[object]()
         ignored = _LIKE.get(func)
-        for number, each in enumerate(args):
+        for number, argument in enumerate(args):
             if number != ignored:
-                _list_operands(each, given)
-        _list_operands(kwargs, given)
-        others = [each for each in given if id(each) not in self.constants]
+                _list_operands(argument, operands)
+        _list_operands(kwargs, operands)
+        others = [operand for operand in operands if id(operand) not in self.constants]
         if not others:
-            return self._made(func, args, kwargs)
-        tensors = [each for each in others if isinstance(each, Tensor)]
-        owned = [each for each in tensors if self.session.owned(each) is not None]
+            return self._constant(func, args, kwargs)
+
+        tensors = [operand for operand in others if isinstance(operand, Tensor)]
+        owned = [tensor for tensor in tensors if self.session.owned(tensor) is not None]
         name = func.__name__
         may_write = name.endswith("_") and name not in ("__getitem__", "__get__")
         may_write |= kwargs.get("out") is not None
         if owned and may_write:  # not run where it is refused, since it may change a buffer
             self.session.check_ahead(owned[0], resolve_name(func) or name)
         result = func(*args, **kwargs)
-        if may_write or not all(self._is_known(each, tensors) for each in tree_leaves(result)):
+        if may_write or not all(self._is_known(leaf, tensors) for leaf in tree_leaves(result)):
             if owned:
                 self.session.check_ahead(owned[0], resolve_name(func) or name)
             self.refuse(self._reason(name.strip("_"), others, result))
         return result
 
-    def _is_known(self, result: Any, operands: Sequence[Tensor]) -> bool:
+    def _is_known(self, result: object, operands: Sequence[Tensor]) -> bool:
         """Return whether a result is an operand itself, or a view of a parameter or buffer."""
         if not isinstance(result, Tensor):
             return False
         return any(result is each for each in operands) or self.session.owned(result) is not None
 
-    def _made(self, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    def _constant(
+        self, func: Callable[..., Any], args: Sequence[object], kwargs: dict[str, object]
+    ) -> object:
         """Run a function of Python values and constants; its results are constants."""
         if func in _FACTORIES:
             result = func(*args, **kwargs)
@@ -179,18 +190,21 @@ class Origins(TorchFunctionMode):
             result = func(*args, **kwargs)
             if not torch.equal(before, torch.default_generator.get_state()):
                 self.refuse(f"it draws random numbers by {func.__name__}")
-        for each in (result,) if type(result) is Tensor else tree_leaves(result):
-            if isinstance(each, Tensor):
-                self.constants[id(each)] = each
+        for leaf in (result,) if type(result) is Tensor else tree_leaves(result):
+            if isinstance(leaf, Tensor):
+                self.constants[id(leaf)] = leaf
         return result
 
-    def _reason(self, name: str, operands: Sequence[Any], result: Any) -> str:
+    def _reason(self, name: str, operands: Sequence[object], result: object) -> str:
         (operand, *_) = operands
         if not isinstance(operand, Tensor):
             return f"it gives {name} an object of class {type(operand).__qualname__}"
-        owned = self.session.owned(operand)
-        origin = "a tensor that the model holds" if owned is None else repr(owned)
-        origin = "an argument" if id(operand) in self.arguments else origin
+        if id(operand) in self.arguments:
+            origin = "an argument"
+        elif (owned := self.session.owned(operand)) is not None:
+            origin = repr(owned)
+        else:
+            origin = "a tensor that the model holds"
         makes_tensors = any(isinstance(each, Tensor) for each in tree_leaves(result))
         verb = "computes" if makes_tensors else "reads"
         return f"it {verb} {name} of {origin} at once"
@@ -208,21 +222,20 @@ class Origins(TorchFunctionMode):
             _push_mode(mode)
 
 
-def _list_operands(value: Any, found: list[Any]) -> None:
+def _list_operands(argument: object, operands: list[object]) -> None:
     """List the tensors in an argument, and objects that may hold some or draw random numbers."""
-    kind = type(value)
-    if kind in _VALUES:
+    if type(argument) in _VALUES:
         return
-    if isinstance(value, tuple | list):
-        for item in value:
-            _list_operands(item, found)
-    elif kind is dict:
-        for item in value.values():
-            _list_operands(item, found)
-    elif kind is slice:
-        _list_operands((value.start, value.stop, value.step), found)
-    elif not isinstance(value, np.generic | np.ndarray) or value.dtype == object:
-        found.append(value)
+    if isinstance(argument, tuple | list):
+        for item in argument:
+            _list_operands(item, operands)
+    elif type(argument) is dict:
+        for item in argument.values():
+            _list_operands(item, operands)
+    elif isinstance(argument, slice):
+        _list_operands((argument.start, argument.stop, argument.step), operands)
+    elif not isinstance(argument, np.generic | np.ndarray) or argument.dtype == object:
+        operands.append(argument)
 
 
 @contextmanager
@@ -249,23 +262,21 @@ class Generators:
         self.states = self._states(device)
 
     @staticmethod
-    def _states(device: torch.device) -> list[Any]:
+    def _states(device: torch.device) -> dict[str, object]:
         with unseen():
-            numpy_state: Any = np.random.get_state()  # noqa: NPY002 - the user's
-            states = [
-                random.getstate(),
-                (numpy_state[1].tobytes(), numpy_state[2:]),
-                _bytes(torch.get_rng_state()),
-            ]
+            states: dict[str, object] = {
+                "Python": random.getstate(),
+                "NumPy": state_of_numpy(),
+                "torch": _bytes(torch.get_rng_state()),
+            }
             if device.type == "cuda":
-                states.append(_bytes(torch.cuda.get_rng_state(device)))
+                states["CUDA"] = _bytes(torch.cuda.get_rng_state(device))
         return states
 
     def moved(self) -> str:
         """Return the owner of a generator that has moved, or ``""``."""
-        names = "Python", "NumPy", "torch", "CUDA"
-        pairs = zip(names, self.states, self._states(self.device), strict=False)
-        return next((name for name, before, now in pairs if before != now), "")
+        states = self._states(self.device)
+        return next((owner for owner in states if states[owner] != self.states[owner]), "")
 
 
 def _bytes(state: Tensor) -> bytes:
@@ -274,17 +285,19 @@ def _bytes(state: Tensor) -> bytes:
 
 def _held_by(modules: Mapping[str, nn.Module]) -> dict[int, Tensor]:
     """List the tensors that attributes of modules hold, in containers too."""
-    found: dict[int, Tensor] = {}
+    held: dict[int, Tensor] = {}
 
-    def visit(value: Any, depth: int) -> None:
+    def visit(value: object, depth: int) -> None:
         if isinstance(value, Tensor) and not isinstance(value, Lazy):
-            found[id(value)] = value
-        elif depth and isinstance(value, list | tuple | set | frozenset | deque | Mapping):
-            for each in value.values() if isinstance(value, Mapping) else value:
-                visit(each, depth - 1)
+            held[id(value)] = value
+        elif depth and isinstance(value, Mapping):
+            visit([*value.values()], depth)
+        elif depth and isinstance(value, list | tuple | set | frozenset | deque):
+            for item in value:
+                visit(item, depth - 1)
 
     for module in modules.values():
         for name, value in vars(module).items():
             if name not in ("_parameters", "_buffers", "_modules"):
                 visit(value, _HELD_DEPTH)
-    return found
+    return held

@@ -268,9 +268,13 @@ def program_of(body: Body, outputs: Sequence[int]) -> Program:
             begin = group[0].results[0]
             number_of_value[begin] = body.code[begin + 1]
             continue
-        lengths = tuple(size for record in group for size in record.lengths)
-        arguments = [number_of_value[value] for record in group for value in record.reads]
-        calls.append(Call(Inner(_joined(spec, len(group)), lengths), tuple(arguments)))
+        lengths = list[int]()
+        arguments = list[int]()
+        for record in group:
+            lengths += record.lengths
+            arguments += [number_of_value[value] for value in record.reads]
+        inner = Inner(_joined(spec, len(group)), tuple(lengths))
+        calls.append(Call(inner, tuple(arguments)))
         for record in group:
             for value in record.results:
                 number_of_value[value] = num_values
@@ -370,20 +374,23 @@ def _needed(body: Body, outputs: Sequence[int]) -> list[_BodyRecord]:
 def _grouped(records: Sequence[_BodyRecord]) -> Iterator[list[_BodyRecord]]:
     """Order records so that calls which can be made at once are together: they wait for others."""
     waiting = [*records]
-    made = set[int]()
+    computed = set[int]()  # values
     while waiting:
         blocked = list[_BodyRecord]()
-        for each in waiting:
-            if each.may_join or not made.issuperset(each.reads):
-                blocked.append(each)
+        for record in waiting:
+            if record.may_join or not computed.issuperset(record.reads):
+                blocked.append(record)
             else:
-                yield [each]
-                made.update(each.results)
-        ready = [each for each in blocked if made.issuperset(each.reads)]
-        if chosen := [each for each in ready if each.site is ready[0].site]:
-            yield chosen
-            made.update(value for each in chosen for value in each.results)
-        waiting = [each for each in blocked if each not in chosen]
+                yield [record]
+                computed.update(record.results)
+
+        ready = [record for record in blocked if computed.issuperset(record.reads)]
+        joined = [record for record in ready if record.site is ready[0].site]
+        if joined:
+            yield joined
+        for record in joined:
+            computed.update(record.results)
+        waiting = [record for record in blocked if record not in joined]
 
 
 def _joined(spec: Spec, calls: int) -> Spec:

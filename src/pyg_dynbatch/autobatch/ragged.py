@@ -89,24 +89,6 @@ def attend(
     return _record(session, _attended, lazy_query, (lazy_keys, kind_of_keys), lazy_values)
 
 
-def _record(
-    session: Session, function: Callable[..., Tensor], *arguments: Lazy | RaggedValues
-) -> Lazy:
-    no_grad = torch.is_grad_enabled() is not session.grad
-    return record_own(session, (function, no_grad), lambda: function, arguments, no_grad)[0]
-
-
-def _summed(values: RaggedRows) -> Tensor:
-    return values.sum()
-
-
-def _attended(query: Tensor, keys: RaggedRows, values: RaggedRows) -> Tensor:
-    scores = (keys.rows * query.index_select(0, keys.segment_ids)).sum(-1)
-    weights = keys._replace(rows=scores).softmax()
-    shape = (-1, *[1] * (values.rows.dim() - 1))
-    return values._replace(rows=values.rows * weights.view(shape)).sum()
-
-
 def rows(tensor: TensorOrLazy) -> list[Any]:
     """Return the rows of a tensor, such as the result of a batched encoder, as single values.
 
@@ -124,6 +106,24 @@ def rows(tensor: TensorOrLazy) -> list[Any]:
     if session is None or isinstance(tensor, Lazy) or not isinstance(tensor, Tensor):
         return list(tensor)
     return session.outside_rows(tensor)
+
+
+def _record(
+    session: Session, function: Callable[..., Tensor], *arguments: Lazy | RaggedValues
+) -> Lazy:
+    no_grad = torch.is_grad_enabled() is not session.grad
+    return record_own(session, (function, no_grad), lambda: function, arguments, no_grad)[0]
+
+
+def _summed(values: RaggedRows) -> Tensor:
+    return values.sum()
+
+
+def _attended(query: Tensor, keys: RaggedRows, values: RaggedRows) -> Tensor:
+    scores = (keys.rows * query.index_select(0, keys.segment_ids)).sum(-1)
+    weights = keys._replace(rows=scores).softmax()
+    shape = (-1, *[1] * (values.rows.dim() - 1))
+    return values._replace(rows=values.rows * weights.view(shape)).sum()
 
 
 def _checked(name: str, values: object, like: object) -> Sequence[Any]:

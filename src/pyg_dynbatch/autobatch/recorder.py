@@ -68,7 +68,7 @@ class Method:
 
 
 class Snapshot:
-    """Whether a module is as it was; the definition leaves that to :class:`Part`."""
+    """Whether a module is as it was; the definition leaves that to :class:`WatchedModule`."""
 
     def take(self, *_: Sequence[object]) -> None:
         """Keep the values of dicts, the sizes of dicts, and the types of tensors."""
@@ -86,7 +86,11 @@ class Lookup:
 
 
 class Recorder:
-    """The records of a session, and whether gradients flow back from each value."""
+    """The records of a session, and whether gradients flow back from each value.
+
+    call() of each function and module, row_of() of each tensor → record() → recorded(), places(),
+    alive() when calls are scheduled → clear() → ...
+    """
 
     def __init__(self, lookup: Lookup, root: nn.Module, grad: bool, autocast: bool) -> None:
         self.root = root

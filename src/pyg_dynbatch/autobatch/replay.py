@@ -6,10 +6,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_flatten, tree_unflatten
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
-from pyg_dynbatch.autobatch.cache import Example, Kept, KeptRows, Refused, ResultForm
-from pyg_dynbatch.autobatch.collate import Outcome, ResultColumn, structured
+from pyg_dynbatch.autobatch.cache import Example, Kept, KeptRows, Refused
+from pyg_dynbatch.autobatch.collate import Outcome, ResultColumn, ValueColumn, structured
 from pyg_dynbatch.autobatch.lazy import Lazy, unseen
 from pyg_dynbatch.autobatch.origins import Generators, Origins, OwnRows, watched
 from pyg_dynbatch.autobatch.session import Session, Stacked
@@ -25,7 +25,7 @@ class Replay(NamedTuple):
     tensors: Sequence[Tensor]
 
 
-def record(session: Session, plain: Callable[[Any], Any], example: Example) -> Any:
+def record(session: Session, plain: Callable[[Any], object], example: Example) -> object:
     """Record an example unless what one of its structure has recorded is kept."""
     entry = session.table.cache.find(example)  # an example of this batch may have added it
     if isinstance(entry, Kept):
@@ -45,7 +45,7 @@ def record(session: Session, plain: Callable[[Any], Any], example: Example) -> A
         return plain(example.value)
 
 
-def _record_new(session: Session, plain: Callable[[Any], Any], example: Example) -> Any:
+def _record_new(session: Session, plain: Callable[[Any], object], example: Example) -> object:
     """Record the first example of a structure; keep what it has recorded, or why that cannot be."""
     origins = Origins(session, example)
     state = session.table.state
@@ -68,36 +68,49 @@ def _record_new(session: Session, plain: Callable[[Any], Any], example: Example)
     return result
 
 
-def _kept(session: Session, origins: Origins, result: Any, first: int) -> Kept | None:
+class _Result(NamedTuple):
+    """What an example returns and emits: values, and objects that are no tensors."""
+
+    leaves: Sequence[object]
+    structure: TreeSpec
+    emitted: Sequence[tuple[str, Lazy]]
+
+    @property
+    def values(self) -> list[Lazy]:
+        """All values, those that are returned first."""
+        returned = [leaf for leaf in self.leaves if type(leaf) is Lazy]
+        return [*returned, *(value for _, value in self.emitted)]
+
+
+def _kept(session: Session, origins: Origins, returned: object, first: int) -> Kept | None:
     """Return what an example has recorded from a value on; ``None`` if it cannot be kept."""
     with unseen():
-        leaves, structure = tree_flatten(structured(result, session.where()))
-        leaves = [_as_value(session, leaf) for leaf in leaves]
-        emitted = [(name, _as_value(session, value)) for name, value in origins.emitted]
+        leaves, structure = tree_flatten(structured(returned, session.where()))
+        result = _Result(
+            leaves=[_as_value(session, leaf) for leaf in leaves],
+            structure=structure,
+            emitted=[(name, _as_value(session, value)) for name, value in origins.emitted],
+        )
         if origins.reason:
             return None
-        values = [leaf for leaf in (*leaves, *(v for _, v in emitted)) if type(leaf) is Lazy]
-        others = {type(leaf) for leaf in leaves if type(leaf) is not Lazy} - _PLAIN
+        others = {type(leaf) for leaf in result.leaves} - _PLAIN - {Lazy}
         if others:
             origins.refuse(f"its result holds an object of class {others.pop().__qualname__}")
-        elif any(v._session is not session or v._number < first for v in values):
+        elif any(v._session is not session or v._number < first for v in result.values):
             origins.refuse("its result is that of another example")
         elif any(not session._is_unchanged(own.tensor, own.version) for own in origins.all_rows):
             origins.refuse("it changes a tensor that it has used")
         else:
-            return _frozen(session, origins, first, leaves, structure, emitted)
+            return _frozen(session, origins, first, result)
     return None
 
 
 def _as_value(session: Session, leaf: Any) -> Any:
-    is_tensor = isinstance(leaf, Tensor) and not isinstance(leaf, Lazy)
+    is_tensor = type(leaf) is not Lazy and isinstance(leaf, Tensor)
     return session.outside_row(leaf) if is_tensor else leaf
 
 
-def _frozen(
-    session: Session, origins: Origins, first: int,
-    leaves: Sequence[Any], structure: Any, emitted: Sequence[tuple[str, Lazy]],
-) -> Kept | None:  # fmt: skip
+def _frozen(session: Session, origins: Origins, first: int, result: _Result) -> Kept | None:
     sites = session.table.recorded
     code = np.frombuffer(session.recorded(first), dtype=np.int32).copy()
     begins = begins_of(sites, code)
@@ -105,30 +118,29 @@ def _frozen(
     if move(sites, code, [code.size], -first, [0], nothing) < 0:
         origins.refuse("it uses a value of another example")
         return None
+
     sources = _sources(origins, first)
     for rows in sources.rows:
         code[rows.places] = 0
+    size = origins.example.size + code.size + begins.size
+    size += len(origins.all_rows) + len(result.leaves)
+    size += sum(tensor.nbytes for tensor in sources.constants) // code.itemsize
+
+    leaves = result.leaves
     kinds = tuple(leaf._kind if type(leaf) is Lazy else -1 for leaf in leaves)
     numbers = [leaf._number - first if type(leaf) is Lazy else 0 for leaf in leaves]
-    values = [leaf for leaf in (*leaves, *(v for _, v in emitted)) if type(leaf) is Lazy]
-    room = sum(tensor.nbytes for tensor in sources.constants) // code.itemsize
     return Kept(
-        size=origins.example.size
-        + code.size
-        + begins.size
-        + len(origins.all_rows)
-        + len(leaves)
-        + room,
+        size=size,
         code=code,
         places=np.frombuffer(session.places(first), dtype=np.int32)[begins],
         rows=sources.rows,
         held=sources.held,
         constants=sources.constants,
-        form=session.table.cache.form(structure, kinds),
+        layout=session.table.cache.layout_of(result.structure, kinds),
         numbers=np.array(numbers, dtype=np.int64),
-        trained=[v._number - first for v in values if session.needs_grad(v._number)],
+        trained=[v._number - first for v in result.values if session.needs_grad(v._number)],
         plain=[None if type(leaf) is Lazy else leaf for leaf in leaves],
-        emitted=[(name, value._kind, value._number - first) for name, value in emitted],
+        emitted=[(name, value._kind, value._number - first) for name, value in result.emitted],
     )
 
 
@@ -143,29 +155,33 @@ class _Sources(NamedTuple):
 def _sources(origins: Origins, first: int) -> _Sources:
     """Group the rows of an example by row type, and by how they are stacked."""
     groups: dict[tuple[int, bool], list[OwnRows]] = {}
-    constants: dict[int, list[OwnRows]] = {}
+    groups_of_constants: dict[int, list[OwnRows]] = {}
     for own in origins.all_rows:
         kind = own.values[0]._kind
         if id(own.tensor) in origins.constants:
-            constants.setdefault(kind, []).append(own)
+            groups_of_constants.setdefault(kind, []).append(own)
         else:
             groups.setdefault((kind, own.is_whole), []).append(own)
-    found = _Sources([], [], [])
+
+    rows = list[KeptRows]()
+    held = list[Tensor]()
     for (kind, is_whole), members in groups.items():
-        sources = list[int]()
+        numbers = list[int]()
         for own in members:
             number = origins.arguments.get(id(own.tensor))
             if number is None:
-                number = len(origins.arguments) + len(found.held)
-                found.held.append(own.tensor)
-            sources.append(number)
-        found.rows.append(KeptRows(kind, is_whole, sources, _places(members, first)))
-    for kind, members in constants.items():
-        number = len(origins.arguments) + len(found.held) + len(found.constants)
-        found.rows.append(KeptRows(kind, True, [number], _places(members, first)))
+                number = len(origins.arguments) + len(held)
+                held.append(own.tensor)
+            numbers.append(number)
+        rows.append(KeptRows(kind, is_whole, numbers, _places(members, first)))
+
+    constants = list[Tensor]()
+    for kind, members in groups_of_constants.items():
+        number = len(origins.arguments) + len(held) + len(constants)
+        rows.append(KeptRows(kind, True, [number], _places(members, first)))
         pieces = [own.tensor if own.is_whole else own.tensor[None] for own in members]
-        found.constants.append(torch.cat(pieces))
-    return found
+        constants.append(torch.cat(pieces))
+    return _Sources(rows, held, constants)
 
 
 def _places(members: Sequence[OwnRows], first: int) -> np.ndarray:
@@ -190,6 +206,7 @@ def replay(session: Session, replays: Sequence[Replay], examples: Sequence[int])
     places = np.zeros_like(code)
     places[begins_of(sites, code)] = np.concatenate([each.kept.places for each in replays])
     session.extend(code, places)
+
     begins += first
     for each, begin in zip(replays, begins.tolist(), strict=True):
         for value in each.kept.trained:
@@ -239,58 +256,60 @@ def _stacked(session: Session, tensors: Sequence[Tensor], is_whole: bool) -> Ten
     return stacked
 
 
-def results_of(session: Session, results: Sequence[Any]) -> list[Any]:
+def results_of(session: Session, results: Sequence[object]) -> list[object]:
     """Put values in the places of examples that were not recorded, and emit what these emit."""
-    examples = [n for n, result in enumerate(results) if type(result) is Replay]
-    if not examples:
-        return [*results]
-    replays = [results[n] for n in examples]
+    replays = {n: result for n, result in enumerate(results) if isinstance(result, Replay)}
     filled = [*results]
-    begins = replay(session, replays, examples).tolist()
-    for number, each, begin in zip(examples, replays, begins, strict=True):
-        kept: Kept = each.kept
+    if not replays:
+        return filled
+    begins = replay(session, [*replays.values()], [*replays]).tolist()
+    for (example, each), begin in zip(replays.items(), begins, strict=True):
+        kept = each.kept
+        columns = zip(kept.numbers.tolist(), kept.layout.kinds, kept.plain, strict=True)
         leaves = [
             Lazy(session, begin + value, kind) if kind >= 0 else plain
-            for value, kind, plain in zip(
-                kept.numbers.tolist(), kept.form.kinds, kept.plain, strict=True
-            )
+            for value, kind, plain in columns
         ]
-        filled[number] = tree_unflatten(leaves, kept.form.structure)
+        filled[example] = tree_unflatten(leaves, kept.layout.structure)
         for name, kind, value in kept.emitted:
-            values, owners = session.emitted.setdefault(name, ([], []))
+            values, examples = session.emitted.setdefault(name, ([], []))
             values.append(Lazy(session, begin + value, kind))
-            owners.append(number)
+            examples.append(example)
     return filled
 
 
 def outcome_of(session: Session, replays: Sequence[Replay]) -> Outcome | None:
-    """Replay all examples of a batch; ``None`` if their results differ in form."""
-    form: ResultForm = replays[0].kept.form
-    if any(each.kept.form is not form for each in replays) or not _emit_alike(replays):
+    """Replay all examples of a batch; ``None`` if their results differ in layout."""
+    layout = replays[0].kept.layout
+    if any(each.kept.layout is not layout for each in replays) or not _emit_alike(replays):
         return None
     begins = replay(session, replays, range(len(replays)))
     numbers = np.stack([each.kept.numbers for each in replays]) + begins[:, None]
-    columns: list[ResultColumn] = [
-        (kind, numbers[:, leaf]) if kind >= 0 else [each.kept.plain[leaf] for each in replays]
-        for leaf, kind in enumerate(form.kinds)
-    ]
-    emitted: dict[str, tuple[ResultColumn, Sequence[int]]] = {}
-    found: dict[str, tuple[int, list[int], list[int]]] = {}
+    columns = list[ResultColumn]()
+    for leaf, kind in enumerate(layout.kinds):
+        if kind >= 0:
+            columns.append(ValueColumn(kind, numbers[:, leaf]))
+        else:
+            columns.append([each.kept.plain[leaf] for each in replays])
+
+    collected: dict[str, tuple[int, list[int], list[int]]] = {}
     for example, (each, begin) in enumerate(zip(replays, begins.tolist(), strict=True)):
         for name, kind, value in each.kept.emitted:
-            _, values, owners = found.setdefault(name, (kind, [], []))
+            _, values, examples = collected.setdefault(name, (kind, [], []))
             values.append(begin + value)
-            owners.append(example)
-    for name, (kind, values, owners) in found.items():
-        emitted[name] = (kind, values), owners
-    return Outcome(columns, form.structure, emitted)
+            examples.append(example)
+    emitted = {
+        name: (ValueColumn(kind, values), examples)
+        for name, (kind, values, examples) in collected.items()
+    }
+    return Outcome(columns, layout.structure, emitted)
 
 
 def _emit_alike(replays: Sequence[Replay]) -> bool:
     """Return whether all values of one name have one row type."""
     kinds: dict[str, int] = {}
-    return all(
-        kinds.setdefault(name, kind) == kind
-        for each in replays
-        for name, kind, _ in each.kept.emitted
-    )
+    for each in replays:
+        for name, kind, _ in each.kept.emitted:
+            if kinds.setdefault(name, kind) != kind:
+                return False
+    return True

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from pyg_dynbatch.autobatch.families import Family
+from pyg_dynbatch.autobatch.families import AnyRows, Family
 from pyg_dynbatch.autobatch.sequences import Groups, SequenceRows, Sequences, of_any_length
 from pyg_dynbatch.autobatch.signatures import NOTE
 from pyg_dynbatch.core.engine import Run, StepCall, as_value
 from pyg_dynbatch.core.operation import Operation
-from pyg_dynbatch.core.row_buffer import RowBuffer
+from pyg_dynbatch.core.row_buffer import RowBuffer, Rows
 from pyg_dynbatch.core.steps import BufferSpec, Step, Steps
 from pyg_dynbatch.core.types import RaggedRows
 
@@ -21,12 +21,11 @@ if TYPE_CHECKING:
 
 
 class FamilyCall(StepCall):
-    """Of a function of rows of any lengths."""
+    """Makes the calls of a step on rows of any lengths."""
 
     def __call__(self, arguments: Sequence[Any], size: int) -> Sequence[Any]:
         """Make the calls, and return all results."""
-        results: Sequence[Any] = self.operation.module(*arguments)
-        return results
+        return self.operation.module(*arguments)
 
 
 class _Elsewhere(RowBuffer):
@@ -45,19 +44,21 @@ class SessionRun(Run):
         self.sequences = defaultdict[int, SequenceRows](SequenceRows)  # by row type
         self.index = torch.empty(0, dtype=torch.int64)  # of the schedule that runs, on the host
 
-    def take_sequences(self, given: Mapping[int, Sequence[tuple[int, Sequences | Groups]]]) -> None:
+    def take_sequences(
+        self, outside: Mapping[int, Sequence[tuple[int, Sequences | Groups]]]
+    ) -> None:
         """Keep rows of any lengths from outside, by row type, with the number of the first."""
-        for kind, parts in given.items():
-            for first, rows in parts:
+        for kind, numbered_rows in outside.items():
+            for first, rows in numbered_rows:
                 self.sequences[kind].append(first, rows)
 
-    def _open_buffer(self, spec: BufferSpec, *given: Any) -> None:
+    def _open_buffer(self, spec: BufferSpec, *inputs: Any) -> None:
         kind = len(self.buffers)
         lengths = self.session.table.lengths
         if lengths.types and (kind in lengths.buffers or lengths.type_of(kind) is not None):
             self.buffers.append(_Elsewhere(0))
         else:
-            super()._open_buffer(spec, *given)
+            super()._open_buffer(spec, *inputs)
 
     def operands_of(self, schedule: Steps, step: Step) -> list[Any]:
         """Read the arguments of a step."""
@@ -65,21 +66,23 @@ class SessionRun(Run):
         plain = [read for read in step.arguments if read.buffer not in kinds]
         if len(plain) == len(step.arguments):
             return super().operands_of(schedule, step)
-        rows_read = iter(self._exchange(self._reads(schedule.index, plain)))
+        plain_rows = iter(self._exchange(self._reads(schedule.index, plain)))
         operands = list[Any]()
         for read in step.arguments:
             if read.buffer in kinds:
-                argument: Any = self.sequences[read.buffer].take(read.rows_in(self.index).numpy())
+                numbers = read.rows_in(self.index).numpy()
+                operands.append(self.sequences[read.buffer].take(numbers))
             else:
-                argument = as_value(next(rows_read), schedule.buffers[read.buffer].row_type)
+                row_type = schedule.buffers[read.buffer].row_type
+                operands.append(as_value(next(plain_rows), row_type))
             if read.segments >= 0:
-                if of_any_length(argument):
-                    argument = argument.stacked()
-                argument = RaggedRows(argument, read.calls_in(schedule.index), step.size)
-            operands.append(argument)
+                rows = operands.pop()
+                if of_any_length(rows):
+                    rows = rows.stacked()
+                operands.append(RaggedRows(rows, read.calls_in(schedule.index), step.size))
         return operands
 
-    def write(self, buffer: int, first: int, rows: Any) -> None:
+    def write(self, buffer: int, first: int, rows: AnyRows | Rows) -> None:
         """Keep the results of a step."""
         if of_any_length(rows):
             self.sequences[buffer].append(first, rows)
@@ -101,15 +104,17 @@ class SessionRun(Run):
                 raise
             name = self.called.signature.name
             sites = self.session.table.sites
-            site = next(s for s in sites if s.signature and s.signature.name == name)
-            where = [name, site.where.rpartition(", ")[2]]  # its line
-            if (row := self._failing(schedule, step)) is not None:
+            site = next(each for each in sites if each.signature and each.signature.name == name)
+            where = [name]
+            if (row := self._failing_row(schedule, step)) is not None:
                 buffer, first = step.results[0]
-                where[1:1] = [f"example {self.session.example_with(buffer, first + row)}"]
+                where.append(f"example {self.session.example_with(buffer, first + row)}")
+            _, _, line = site.where.rpartition(", ")
+            where.append(line)
             error.add_note(NOTE + ", ".join(where))
             raise
 
-    def _failing(self, schedule: Steps, step: Step) -> int | None:
+    def _failing_row(self, schedule: Steps, step: Step) -> int | None:
         """Return the first row on which a step fails alone; ``None`` if that is not known."""
         if any(read.segments >= 0 for read in step.arguments) or self.session.device.type != "cpu":
             return None

@@ -48,12 +48,11 @@ class Sequences:
         """Return stacked rows of each group, which have one length."""
         ordered = self.pick(np.concatenate(groups))
         counts = [int(self.lengths[rows].sum()) for rows in groups]
-        return [
-            positions.unflatten(0, (len(rows), int(self.lengths[rows[0]]))).movedim(
-                1, 1 + self.axis
-            )
-            for positions, rows in zip(ordered.positions.split(counts), groups, strict=True)
-        ]
+        stacks = list[Tensor]()
+        for positions, rows in zip(ordered.positions.split(counts), groups, strict=True):
+            size = (len(rows), int(self.lengths[rows[0]]))
+            stacks.append(positions.unflatten(0, size).movedim(1, 1 + self.axis))
+        return stacks
 
     def as_groups(self) -> "Groups":
         """Return the same rows, those of one length stacked."""
@@ -157,14 +156,13 @@ class Groups:
         """Return the rows of all parts, one part after another."""
         if len(parts) == 1:
             return parts[0]
-        sizes = [part.num_rows for part in parts]
-        firsts = np.cumsum(sizes) - sizes
-        stacks = [stack for part in parts for stack in part.stacks]
-        rows = [
-            numbers + first
-            for part, first in zip(parts, firsts, strict=True)
-            for numbers in part.rows
-        ]
+        stacks = list[Tensor]()
+        rows = list[np.ndarray]()
+        first = 0
+        for part in parts:
+            stacks += part.stacks
+            rows += [numbers + first for numbers in part.rows]
+            first += part.num_rows
         return cls(stacks, rows)
 
     @property
@@ -184,7 +182,8 @@ class Groups:
         """Return some rows."""
         if np.array_equal(rows, np.arange(self.num_rows)):
             return self
-        group_of_row, place_of_row = np.empty((2, self.num_rows), dtype=np.int64)
+        group_of_row = np.empty(self.num_rows, dtype=np.int64)
+        place_of_row = np.empty(self.num_rows, dtype=np.int64)
         for number, members in enumerate(self.rows):
             group_of_row[members] = number
             place_of_row[members] = np.arange(len(members))
@@ -247,9 +246,9 @@ class SequenceRows:
 
 
 def _joined(parts: Sequence[Sequences | Groups]) -> Sequences | Groups:
-    flat = [part for part in parts if isinstance(part, Sequences)]
-    if len(flat) == len(parts):
-        return Sequences.joined(flat)
+    sequences = [part for part in parts if isinstance(part, Sequences)]
+    if len(sequences) == len(parts):
+        return Sequences.joined(sequences)
     as_groups = [part.as_groups() if isinstance(part, Sequences) else part for part in parts]
     return Groups.joined(as_groups)
 
@@ -282,20 +281,20 @@ def _are_alike(argument: Sequences | Groups, groups: Sequence[np.ndarray]) -> bo
 
 def run_recurrent_layer(layer: nn.RNNBase, rows: Sequences) -> tuple[Sequences | Tensor, ...]:
     """Run an LSTM, GRU or RNN on packed rows; return its output and its last states."""
-    order = np.argsort(-rows.lengths, kind="stable")
-    back = np.argsort(order, kind="stable")
+    order = np.argsort(-rows.lengths, kind="stable")  # the longest first
     lengths = rows.lengths[order]
     times = np.arange(lengths[0])
-    sizes = (lengths[None, :] > times[:, None]).sum(1)
+    sizes = (lengths[None, :] > times[:, None]).sum(1)  # how many rows are so long
     time = np.repeat(times, sizes)
     row = np.arange(time.size) - np.repeat(sizes.cumsum() - sizes, sizes)
     places = rows.starts[order][row] + time
     output, state = layer(PackedSequence(rows.at(places), torch.from_numpy(sizes)))
+
     positions = output.data.index_select(0, _on(np.argsort(places), output.data))
     states = state if isinstance(state, tuple) else (state,)
-    back_index = _on(back, positions)
-    last = [part.index_select(1, back_index).transpose(0, 1) for part in states]
-    return Sequences(positions, rows.lengths, 0), *last
+    place_of_row = _on(np.argsort(order, kind="stable"), positions)
+    last_states = [each.index_select(1, place_of_row).transpose(0, 1) for each in states]
+    return Sequences(positions, rows.lengths, 0), *last_states
 
 
 def can_convolve(layer: nn.Module) -> TypeGuard[nn.Conv1d]:

@@ -240,7 +240,7 @@ class Session(Recorder):
         if site is None:
             if not reads and isinstance(target, nn.Module):
                 return NotImplemented, reads
-            if self.table.varies(exact):
+            if self.table.numbers.vary(exact):
                 if isinstance(target, nn.Module):
                     reason = "a number among its arguments differs from call to call"
                     self.table.opened[target] = self.line(), reason
@@ -256,7 +256,7 @@ class Session(Recorder):
             number: The number.
             kinds: The row types of the values with which it is an argument of a function.
         """
-        dtype = self.table.dtype_of_number(type(number), kinds)
+        dtype = self.table.numbers.dtype_of(type(number), kinds)
         origins = self.origins
         if origins is not None and origins.reason:  # nothing is kept
             origins = None

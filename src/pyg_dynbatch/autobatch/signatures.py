@@ -26,8 +26,8 @@ from pyg_dynbatch.autobatch.forms import Examined, examine_function, examine_mod
 from pyg_dynbatch.autobatch.lazy import ACTIVE, Lazy, NeedsPython
 from pyg_dynbatch.autobatch.lengths import Lengths
 from pyg_dynbatch.autobatch.recorder import Lookup, Snapshot
-from pyg_dynbatch.autobatch.state import Conditions, Part, State
-from pyg_dynbatch.autobatch.table.calls import mapped
+from pyg_dynbatch.autobatch.state import Conditions, State, WatchedModule
+from pyg_dynbatch.autobatch.table.calls import Template, mapped
 from pyg_dynbatch.autobatch.table.functions import ROW, Batched, batched, named
 from pyg_dynbatch.autobatch.table.layers import batched_layer
 from pyg_dynbatch.autobatch.twins import Twins
@@ -50,10 +50,8 @@ class Shared:
 InputType = TensorType | Ragged
 """The type of an argument of a call."""
 
-Template = tuple[tuple[object, ...], Mapping[str, object]]
-"""Positional and keyword arguments of a call, with marks for rows and parameters."""
-
 NO_TEMPLATE: Template = ((), {})
+"""That of a loop, or of another target whose arguments are all rows."""
 
 
 class Spec:
@@ -62,7 +60,7 @@ class Spec:
     Args:
         key: Target, static arguments and row types; equal keys are batched together.
         target: Path of a module in the model, or a function.
-        template: Its arguments, of a module or a function of rows.
+        template: Its arguments, with parameters as :class:`Shared`.
         inputs: Type of each row.
         no_grad: Whether the call was recorded under ``torch.no_grad``.
     """
@@ -139,7 +137,7 @@ class SignatureSite:
     build: "Build | None" = None  # the result, unless it is one row
     gradient: bool | None = False  # whether gradients flow back from it; None: as its arguments
     is_view: bool = False  # whether its results may share memory with its arguments
-    called: Sequence[Part] = ()  # the module that is called, and all inside
+    called: Sequence[WatchedModule] = ()  # the module that is called, and all inside
     family: Family | None = None  # what makes its calls, of a site of rows of any lengths
 
     @property
@@ -150,22 +148,11 @@ class SignatureSite:
     @property
     def parts(self) -> tuple[Snapshot, ...]:
         """What notices that a module has changed."""
-        return tuple(part.snapshot for part in self.called)
+        return tuple(watched.snapshot for watched in self.called)
 
 
 NOTE = "  in autobatch: "
 """Begins the note that says where an error of the user's own code was raised."""
-
-MOST_NUMBERS = 4
-"""How many Python numbers a function may be given in one place before they become data."""
-NUMERIC = frozenset(
-    named(
-        "add sub mul div true_divide pow maximum minimum where lerp lt le gt ge eq ne remainder "
-        "__add__ __radd__ __sub__ __rsub__ __mul__ __rmul__ __truediv__ __rtruediv__ __pow__ "
-        "__rpow__ __lt__ __le__ __gt__ __ge__ __eq__ __ne__ __mod__"
-    )
-)
-"""Functions for which a number is the same as a tensor without dimensions."""
 
 OPEN = SignatureSite(-1, ())
 """The site of modules whose inside is recorded."""
@@ -174,7 +161,11 @@ VARIES = SignatureSite(-3, ())
 
 
 class SignatureTable:
-    """All signatures that a model has met so far, in one mode (thread, training, dtypes, ...)."""
+    """All signatures that a model has met so far, in one mode (thread, training, dtypes, ...).
+
+    start(tensors) for each session → outside_like(), site_of() for what is new →
+    recorded, lengths when calls are scheduled → form_of() when they are run
+    """
 
     def __init__(self, model: nn.Module) -> None:
         self.modules = dict(model.named_modules())
@@ -183,7 +174,7 @@ class SignatureTable:
         self.device = torch.device("cpu")  # of these
         self.sites: list[SignatureSite] = []
         self.by_key: dict[tuple[object, ...], SignatureSite] = {}
-        self.lookup = Lookup()
+        self.lookup = Lookup()  # the same in C
         self.shared: dict[Shared, int] = {}
         self.by_spec: dict[Spec, SignatureSite] = {}
         self.row_types: list[TensorType] = []
@@ -195,10 +186,8 @@ class SignatureTable:
         self.state = State(self.modules)
         self.cache = Cache()
         self.lengths = Lengths(self)
+        self.numbers = NumberArguments(self.samples)
         self.names = Counter[str]()  # how many more operations have a name than one
-        self.dtypes_of_numbers: dict[tuple[object, ...], torch.dtype] = {}
-        # The numbers among the arguments of calls, by their keys without these.
-        self.numbers = defaultdict[tuple[object, ...], set[tuple[object, ...]]](set)
         self._recorded = Sites()
 
     def start(self, tensors: Mapping[str, Tensor]) -> None:
@@ -218,38 +207,6 @@ class SignatureTable:
         """Return the number of a parameter or buffer among the arguments of calls."""
         return self.shared.setdefault(shared, len(self.shared))
 
-    def varies(self, key: tuple[object, ...]) -> bool:
-        """Return whether the numbers in the key of a call are data, as they have varied before."""
-        target = key[0]
-        if not isinstance(target, nn.Module) and target not in NUMERIC:
-            return False
-        # Torch computes in more digits with a number than with a tensor of half precision.
-        dtypes = {self.samples[token].dtype for token in key if type(token) is int}
-        if not dtypes.isdisjoint((torch.float16, torch.bfloat16)):
-            return False
-        if key[1:] and isinstance(key[-2], str):
-            return False  # by name
-        numbers = tuple(token for token in key if _is_number(token))
-        if not numbers:
-            return False
-        key_without_numbers = tuple(token[0] if _is_number(token) else token for token in key)
-        known_numbers = self.numbers[key_without_numbers]
-        known_numbers.add(numbers)
-        return len(known_numbers) > MOST_NUMBERS
-
-    def dtype_of_number(self, kind: type[float], kinds: Sequence[int]) -> torch.dtype:
-        """Return the dtype of a tensor that takes the place of a number beside values."""
-        key = (kind, *kinds)
-        if key not in self.dtypes_of_numbers:
-            samples = [self.samples[each] for each in kinds]
-            # A condition, as that of torch.where, has no part in it.
-            samples = [each for each in samples if each.dtype != torch.bool] or samples
-            dtype = torch.result_type(samples[0], kind(1))
-            for sample in samples[1:]:
-                dtype = torch.promote_types(dtype, sample.dtype)
-            self.dtypes_of_numbers[key] = dtype
-        return self.dtypes_of_numbers[key]
-
     def outside_of(self, row_type: TensorType) -> SignatureSite:
         """Return the site of rows of a type that the model did not compute."""
         if row_type not in self.outside:
@@ -264,8 +221,9 @@ class SignatureTable:
         """Return the site of rows like a tensor."""
         key = tensor.shape, tensor.dtype
         if key not in self.like:
-            self.lengths.see(TensorType(tuple(tensor.shape), tensor.dtype))
-            self.like[key] = self.outside_of(TensorType(tuple(tensor.shape), tensor.dtype))
+            row_type = TensorType(tuple(tensor.shape), tensor.dtype)
+            self.lengths.see(row_type)
+            self.like[key] = self.outside_of(row_type)
         return self.like[key]
 
     def site_of(self, spec: Spec, device: torch.device, where: str) -> SignatureSite:
@@ -278,7 +236,7 @@ class SignatureTable:
 
     def _add(self, spec: Spec, device: torch.device, where: str) -> SignatureSite:
         module = self.module_of(spec)
-        name = name_of(module or spec.target)
+        name = name_of(spec.target if module is None else module)
         if isinstance(spec.target, str):
             name = spec.target or name
         recording = ACTIVE.session
@@ -326,11 +284,11 @@ class SignatureTable:
         form, build = _flat(examined)
         signature = self._operation(form, spec.inputs, outputs, name)
         kinds = tuple(self.outside_of(row_type).kinds[0] for row_type in outputs)
-        called = list[Part]()
+        called = list[WatchedModule]()
         if isinstance(spec.target, str):
             called = self.state.inside(spec.target)
-        for part in called:
-            part.judge()
+        for watched in called:
+            watched.judge()
         return SignatureSite(
             number=len(self.sites),
             kinds=kinds,
@@ -396,7 +354,8 @@ class SignatureTable:
         recording = ACTIVE.session
         ACTIVE.session = None
         try:
-            return self._examine(spec, module, self.device, name_of(module or spec.target), "")
+            name = name_of(spec.target if module is None else module)
+            return self._examine(spec, module, self.device, name, "")
         finally:
             ACTIVE.session = recording
 
@@ -434,12 +393,69 @@ class SignatureTable:
         """The table of sites of recordings."""
         for site in self.sites[len(self._recorded) :]:
             results = tuple(self.row_types[kind] for kind in site.kinds)
-            kind = CALL if site.signature else INPUT
-            self._recorded.append(recording.Site(kind, results, site.signature))
+            kind_of_site = CALL if site.signature else INPUT
+            self._recorded.append(recording.Site(kind_of_site, results, site.signature))
         return self._recorded
 
 
 _DETACHING = {torch.detach, Tensor.detach}
+
+MOST_NUMBERS = 4
+"""How many Python numbers a function may be given in one place before they become data."""
+NUMERIC = frozenset(
+    named(
+        "add sub mul div true_divide pow maximum minimum where lerp lt le gt ge eq ne remainder "
+        "__add__ __radd__ __sub__ __rsub__ __mul__ __rmul__ __truediv__ __rtruediv__ __pow__ "
+        "__rpow__ __lt__ __le__ __gt__ __ge__ __eq__ __ne__ __mod__"
+    )
+)
+"""Functions for which a number is the same as a tensor without dimensions."""
+
+
+class NumberArguments:
+    """Python numbers among the arguments of calls: parts of a signature until they vary.
+
+    Args:
+        samples: A tensor of each row type.
+    """
+
+    def __init__(self, samples: Sequence[Tensor]) -> None:
+        self._samples = samples
+        # The numbers of calls, by the keys of the calls without these.
+        self._met = defaultdict[tuple[object, ...], set[tuple[object, ...]]](set)
+        self._dtypes: dict[tuple[object, ...], torch.dtype] = {}
+
+    def vary(self, key: tuple[object, ...]) -> bool:
+        """Return whether the numbers in the key of a call are data, as they have varied before."""
+        target = key[0]
+        if not isinstance(target, nn.Module) and target not in NUMERIC:
+            return False
+        # Torch computes in more digits with a number than with a tensor of half precision.
+        dtypes = {self._samples[token].dtype for token in key if type(token) is int}
+        if not dtypes.isdisjoint((torch.float16, torch.bfloat16)):
+            return False
+        if key[1:] and isinstance(key[-2], str):
+            return False  # by name
+        numbers = tuple(token for token in key if _is_number(token))
+        if not numbers:
+            return False
+        key_without_numbers = tuple(token[0] if _is_number(token) else token for token in key)
+        met = self._met[key_without_numbers]
+        met.add(numbers)
+        return len(met) > MOST_NUMBERS
+
+    def dtype_of(self, kind: type[float], kinds: Sequence[int]) -> torch.dtype:
+        """Return the dtype of a tensor that takes the place of a number beside values."""
+        key = (kind, *kinds)
+        if key not in self._dtypes:
+            samples = [self._samples[each] for each in kinds]
+            # A condition, as that of torch.where, has no part in it.
+            samples = [each for each in samples if each.dtype != torch.bool] or samples
+            dtype = torch.result_type(samples[0], kind(1))
+            for sample in samples[1:]:
+                dtype = torch.promote_types(dtype, sample.dtype)
+            self._dtypes[key] = dtype
+        return self._dtypes[key]
 
 
 def _is_number(token: object) -> TypeGuard[tuple[type, object]]:

@@ -55,7 +55,7 @@ class Stack:
         (tensor(2.), tensor(1.), 1, 2)
     """
 
-    __slots__ = ("_form", "_top")
+    __slots__ = ("_type", "_top")
 
     def __init__(self, like: object) -> None:
         leaves, structure = flattened(like)
@@ -66,10 +66,10 @@ class Stack:
             hint = "such as Stack(torch.zeros(3))"
             expected = "a tensor, or a structure of tensors, like those on the stack"
             raise mismatch(TypeError, problem, expected, got, where=ACTIVE.where(), hint=hint)
-        form = StackForm(types, structure, leaves[0].device)
-        if len(_KNOWN_FORMS) > 1000:
-            _KNOWN_FORMS.clear()
-        self._form = _KNOWN_FORMS.setdefault(form, form)
+        stack_type = StackType(types, structure, leaves[0].device)
+        if len(_KNOWN_TYPES) > 1000:
+            _KNOWN_TYPES.clear()
+        self._type = _KNOWN_TYPES.setdefault(stack_type, stack_type)
         self._top: Node | Lazy = _EMPTY
 
     @classmethod
@@ -98,18 +98,18 @@ class Stack:
         for column in zip(*map(stack._leaves, listed), strict=True):
             lazy_values = [as_row(session, leaf) for leaf in column]
             arguments.append((lazy_values, lazy_values[0]._kind))
-        key = ("stack", stack._form)
-        return stack._form(record_own(session, key, stack._making(_PushAll), arguments)[0])
+        key = ("stack", stack._type)
+        return stack._type(record_own(session, key, stack._making(_PushAll), arguments)[0])
 
     def push(self, value: object) -> "Stack":
         """Return a stack with one more value on top."""
         leaves = self._leaves(value)
         if (session := ACTIVE.session_for("it uses a Stack")) is None:
-            return self._form(Node(leaves, self._node()))
+            return self._type(Node(leaves, self._node()))
         pointer = self._pointer(session)
         arguments = [pointer, *(as_row(session, leaf) for leaf in leaves)]
-        key = ("push", self._form)
-        return self._form(record_own(session, key, self._making(_Push), arguments)[0])
+        key = ("push", self._type)
+        return self._type(record_own(session, key, self._making(_Push), arguments)[0])
 
     def pop(self) -> tuple[Any, "Stack"]:
         """Return the top, and a stack without it."""
@@ -120,10 +120,10 @@ class Stack:
         """The value that was pushed last."""
         if (session := ACTIVE.session_for("it uses a Stack")) is None:
             node, _ = self._top_and_below()
-            return unflattened(node.leaves, self._form.structure)
-        key = ("top", self._form)
+            return unflattened(node.leaves, self._type.structure)
+        key = ("top", self._type)
         leaves = record_own(session, key, self._making(_Top), [self._pointer(session)])
-        return unflattened(leaves, self._form.structure)
+        return unflattened(leaves, self._type.structure)
 
     def peek(self, depth: int) -> Any:
         """Return a value below the top: ``peek(0)`` is the top, ``peek(1)`` the one below it."""
@@ -137,8 +137,8 @@ class Stack:
     def size(self) -> Any:
         """Number of values, an int64 tensor ``[]``."""
         if (session := ACTIVE.session_for("it uses a Stack")) is None:
-            return torch.tensor(self._node().size, device=self._form.device)
-        key = ("size", self._form)
+            return torch.tensor(self._node().size, device=self._type.device)
+        key = ("size", self._type)
         return record_own(session, key, self._making(_Size), [self._pointer(session)])[0]
 
     def _below(self, depth: int) -> "Stack":
@@ -146,33 +146,33 @@ class Stack:
         for _ in range(depth):
             if (session := ACTIVE.session_for("it uses a Stack")) is None:
                 _, below = stack._top_and_below()
-                stack = stack._form(below)
+                stack = stack._type(below)
             else:
-                key = ("below", stack._form)
+                key = ("below", stack._type)
                 pointer = stack._pointer(session)
                 (below_pointer,) = record_own(session, key, stack._making(_Below), [pointer])
-                stack = stack._form(below_pointer)
+                stack = stack._type(below_pointer)
         return stack
 
     def _making(self, kind: "type[_OnStacks]") -> "Callable[[], _OnStacks]":
         """Return what makes an operation of these stacks."""
-        return lambda: kind(self._form.types)
+        return lambda: kind(self._type.types)
 
     def _leaves(self, value: object) -> list[Any]:
         """Check a value, and list its tensors."""
         leaves, structure = flattened(value)
-        if structure is self._form.structure and all(map(_fits, leaves, self._form.types)):
+        if structure is self._type.structure and all(map(_fits, leaves, self._type.types)):
             return leaves
         types = tuple(map(type_of, leaves))
-        if structure != self._form.structure or types != self._form.types:
+        if structure != self._type.structure or types != self._type.types:
             problem = "autobatch.Stack: a value that is pushed is not like the others"
             if None in types:
                 got = ", ".join(map(describe_value, leaves))
             else:
                 got = ", ".join(map(str, types))
-            if structure != self._form.structure:
+            if structure != self._type.structure:
                 got += f" in {structure}"
-            expected = ", ".join(map(str, self._form.types))
+            expected = ", ".join(map(str, self._type.types))
             raise mismatch(TypeError, problem, expected, got, where=ACTIVE.where())
         return leaves
 
@@ -194,7 +194,7 @@ class Stack:
         values = list[object]()
         node = self._top
         while node.below is not None:
-            values.append(unflattened(node.leaves, self._form.structure))
+            values.append(unflattened(node.leaves, self._type.structure))
             node = node.below
         if values:
             return Stack.of(values[::-1])._pointer(session)
@@ -203,7 +203,7 @@ class Stack:
     def __repr__(self) -> str:
         """Name the type of the values, and how many there are, if that is known."""
         size = "" if type(self._top) is Lazy else f", size {self._top.size}"
-        return f"Stack({', '.join(map(str, self._form.types))}{size})"
+        return f"Stack({', '.join(map(str, self._type.types))}{size})"
 
 
 def _fits(value: object, row_type: TensorType) -> bool:
@@ -238,7 +238,7 @@ def underflow(where: str = "") -> IndexError:
     return mismatch(IndexError, problem, "at least one value", "none", where=where, hint=hint)
 
 
-class StackForm:
+class StackType:
     """What stacks of equal values have in common; called with a top, it makes a stack."""
 
     def __init__(self, types: Types, structure: TreeSpec, device: torch.device) -> None:
@@ -250,7 +250,7 @@ class StackForm:
     def __call__(self, top: Node | Lazy) -> Stack:
         """Return the stack with a top."""
         stack = object.__new__(Stack)
-        stack._form = self
+        stack._type = self
         stack._top = top
         return stack
 
@@ -264,26 +264,26 @@ class StackForm:
         return self._hash
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, StackForm) and self._facts() == other._facts()
+        return isinstance(other, StackType) and self._facts() == other._facts()
 
     def __reduce__(self) -> tuple[object, ...]:
-        return StackForm, self._facts()
+        return StackType, self._facts()
 
     def _facts(self) -> tuple[Types, TreeSpec, torch.device]:
         return self.types, self.structure, self.device
 
 
 # One of all that are equal, which are then found sooner.
-_KNOWN_FORMS: dict[StackForm, StackForm] = {}
+_KNOWN_TYPES: dict[StackType, StackType] = {}
 
 
-NODES[Stack] = attrgetter("_form")
+NODES[Stack] = attrgetter("_type")
 _POINTER = GetAttrKey("pointer")
 register_pytree_node(
     Stack,
-    lambda stack: ([StackForm.leaf_of(stack)], stack._form),
-    lambda leaves, form: form(*leaves),
-    flatten_with_keys_fn=lambda stack: ([(_POINTER, StackForm.leaf_of(stack))], stack._form),
+    lambda stack: ([StackType.leaf_of(stack)], stack._type),
+    lambda leaves, stack_type: stack_type(*leaves),
+    flatten_with_keys_fn=lambda stack: ([(_POINTER, StackType.leaf_of(stack))], stack._type),
 )
 
 

@@ -86,7 +86,7 @@ def _difference(these: object, others: object) -> str:
     return str(next(one for one, other in pairs if one != other))
 
 
-class Part:
+class WatchedModule:
     """A module of the model, and what it was when a call of it was recorded.
 
     take() at the first call of a batch → is_same() at further calls, and before all of them run
@@ -125,12 +125,12 @@ class Part:
         """Take the module as it is."""
         own = vars(self.module)
         self._facts = self._facts_now()
-        held = tuple(own[name] for name in _HELD)
-        sized = (*(own[name] for name in HOOKS), *_containers(self.module).values())
-        counted = list(_counted(self.module))
-        self._counted = [tensor for _, tensor in counted]
+        held = [own[name] for name in _HELD]
+        hooks = [own[name] for name in HOOKS]
+        self._counted = [tensor for _, tensor in _counted(self.module)]
         self._versions = [tensor._version for tensor in self._counted]
         parameters = tuple(tensor for tensor in self._counted if isinstance(tensor, nn.Parameter))
+        sized = (*hooks, *_containers(self.module).values())
         self.snapshot.take((own, *held), sized, parameters)
 
     def is_same(self) -> bool:
@@ -277,12 +277,12 @@ class Baseline:
         """List where the model holds recorded values."""
         if self.is_current and not self._marks:
             return []
-        return [
-            (each, name)
-            for each in self.held
-            for name, value in sorted(each.held.items())
-            if name not in _INTERNAL and holds_values(value)
-        ]
+        holding = list[tuple[_Held, str]]()
+        for each in self.held:
+            for name, value in sorted(each.held.items()):
+                if name not in _INTERNAL and holds_values(value):
+                    holding.append((each, name))
+        return holding
 
 
 class Look(NamedTuple):
@@ -300,10 +300,10 @@ class State:
     """
 
     def __init__(self, modules: Mapping[str, nn.Module]) -> None:
-        self.parts = {path: Part(path, module) for path, module in modules.items()}
+        self.watched = {path: WatchedModule(path, module) for path, module in modules.items()}
         self.waiting = set[int]()  # examples that wait for values
         self._modules = modules
-        self._called = set[Part]()  # by recorded calls of this batch
+        self._called = set[WatchedModule]()  # by recorded calls of this batch
         self._used: dict[str, tuple[Tensor, int]] = {}  # by functions, with their versions
         self._before = Baseline(modules)  # when the batch began
         self._now = self._before  # after the last turn
@@ -312,8 +312,8 @@ class State:
         """Take everything as it is."""
         self.waiting.clear()
         self._used.clear()
-        for part in self._called:
-            part.snapshot.drop()
+        for watched in self._called:
+            watched.snapshot.drop()
         self._called.clear()
         self._before = self._current()
 
@@ -322,28 +322,27 @@ class State:
             self._now = Baseline(self._modules)
         return self._now
 
-    def inside(self, path: str) -> list[Part]:
+    def inside(self, path: str) -> list[WatchedModule]:
         """List a module and all inside."""
-        return [part for name, part in self.parts.items() if f"{name}.".startswith(f"{path}.")]
+        prefix = f"{path}."
+        return [each for name, each in self.watched.items() if f"{name}.".startswith(prefix)]
 
-    def call(self, parts: Iterable[Part], where: Callable[[], str]) -> None:
+    def call(self, called: Iterable[WatchedModule], where: Callable[[], str]) -> None:
         """Raise an error if a module has changed since an earlier call that has not been run."""
-        for part in parts:
-            if part in self._called and not part.is_same():
-                raise part.error(where())
-            if not part.is_as_judged():
-                problem = (
-                    f"autobatch: the model changes an attribute of {part.path!r} before its calls"
-                )
+        for watched in called:
+            if watched in self._called and not watched.is_same():
+                raise watched.error(where())
+            if not watched.is_as_judged():
+                problem = f"autobatch: the model changes an attribute of {watched.path!r} before its calls"
                 expected = "the attributes with which its calls were met first"
                 hint = "pass what differs as an argument, or change it outside of the model"
                 raise mismatch(RuntimeError, problem, expected, where=where(), hint=hint)
-            self._called.add(part)
-            part.take()
+            self._called.add(watched)
+            watched.take()
 
     def is_as_judged(self) -> bool:
         """Return whether modules would be judged as before."""
-        return all(part.is_as_judged() for part in self.parts.values())
+        return all(watched.is_as_judged() for watched in self.watched.values())
 
     def use(self, name: str, tensor: Tensor) -> None:
         """Note a parameter or buffer among the arguments of a recorded call."""
@@ -351,9 +350,9 @@ class State:
 
     def check(self, where: str) -> None:
         """Raise an error if something has changed that recorded calls read when they are run."""
-        for part in self._called:
-            if not part.is_same():
-                raise part.error(where)
+        for watched in self._called:
+            if not watched.is_same():
+                raise watched.error(where)
         for name, (tensor, version) in self._used.items():
             if _version(tensor) != version:
                 raise changed(name, where)
@@ -362,9 +361,9 @@ class State:
         """Take what modules have changed of themselves when recorded calls were run."""
         for name, (tensor, _) in self._used.items():
             self._used[name] = tensor, _version(tensor)
-        for part in self._called:
-            if not (part.snapshot.same() and part.is_unchanged_in_place()):
-                part.take()
+        for watched in self._called:
+            if not (watched.snapshot.same() and watched.is_unchanged_in_place()):
+                watched.take()
         self._current()
 
     def turn_ends(self, example: int | None) -> None:
@@ -422,11 +421,11 @@ class State:
                 raise mismatch(RuntimeError, problem, expected, where=where, hint=hint)
 
     def _versions(self) -> dict[str, int]:
-        return {
-            f"{path}.{name}".lstrip("."): tensor._version
-            for path, module in self._modules.items()
-            for name, tensor in _counted(module)
-        }
+        versions: dict[str, int] = {}
+        for path, module in self._modules.items():
+            for name, tensor in _counted(module):
+                versions[f"{path}.{name}".lstrip(".")] = tensor._version
+        return versions
 
     # What the model keeps of recorded values.
 

@@ -23,12 +23,18 @@ Form = Callable[..., Any]
 
 
 class _Row:
+    """The class of the mark of rows."""
+
     def __reduce__(self) -> str:
         return "ROW"
 
 
 ROW = _Row()
 """Marks a row among the arguments of a call."""
+
+
+Template = tuple[tuple[object, ...], Mapping[str, object]]
+"""Positional and keyword arguments of a call, with marks for rows."""
 
 
 class Batched(NamedTuple):
@@ -89,7 +95,7 @@ class TorchCall:
         ]
 
     @cached_property
-    def operands(self) -> list[Any]:
+    def operands(self) -> list[TensorType | Tensor]:
         """Rows, as their types, and tensors that all rows share, in order; none in containers."""
         types = iter(self.rows)
         values = (*self.args, *self.kwargs.values())
@@ -118,13 +124,13 @@ class TorchCall:
         ranks = {len(operand.shape) for operand in self.operands}
         return len(ranks) == 1 and len(self.operands) == len(self.rows)
 
-    def argument(self, name: str, position: int, default: Any = None) -> Any:
+    def argument(self, name: str, position: int, default: object = None) -> Any:
         """Return an argument that is given by position or name."""
         if name in self.kwargs:
             return self.kwargs[name]
         return self.args[position] if len(self.args) > position else default
 
-    def with_argument(self, name: str, position: int, value: Any) -> "TorchCall":
+    def with_argument(self, name: str, position: int, value: object) -> "TorchCall":
         """Return the call with an argument replaced."""
         args = self.args
         kwargs = self.kwargs
@@ -134,22 +140,22 @@ class TorchCall:
             kwargs = {**kwargs, name: value}
         return TorchCall(self.func, self.name, args, kwargs, self.rows)
 
-    def bound(self, names: str, **defaults: Any) -> dict[str, Any]:
+    def bound(self, names: str, **defaults: object) -> dict[str, Any]:
         """Return the arguments by name, those that are given first and in the order of rows.
 
         Raises:
             TypeError: If an argument has none of these names, or two have the same.
         """
         known = names.split()
-        given = dict(zip(known, self.args, strict=False))
-        if len(self.args) > len(known) or not self.kwargs.keys() <= {*known} - given.keys():
+        arguments = dict(zip(known, self.args, strict=False))
+        if len(self.args) > len(known) or not self.kwargs.keys() <= {*known} - arguments.keys():
             raise TypeError(f"{self.name}() takes {names}")
-        given |= self.kwargs
-        return given | {name: defaults.get(name) for name in known if name not in given}
+        arguments |= self.kwargs
+        return arguments | {name: defaults.get(name) for name in known if name not in arguments}
 
-    def types_of(self, values: Mapping[str, Any]) -> dict[str, Any]:
+    def types_of(self, arguments: Mapping[str, object]) -> dict[str, TensorType | Tensor]:
         """Return the type of each row, and each shared tensor, by the name of the argument."""
-        names = [name for name in values if is_tensor(values[name])]
+        names = [name for name in arguments if is_tensor(arguments[name])]
         return dict(zip(names, self.operands, strict=True))
 
     @property
@@ -176,7 +182,9 @@ def named(names: str) -> Iterator[Any]:
     """List the functions and methods of these names."""
     for name in names.split():
         owners = (Tensor,) if name.startswith("__") else (torch, Tensor, F, torch._C._nn)
-        yield from (found for o in owners if (found := getattr(o, name, None)))
+        for owner in owners:
+            if function := getattr(owner, name, None):
+                yield function
 
 
 def form_of(names: str) -> Callable[[Maker], Maker]:
@@ -194,7 +202,7 @@ def form_of(names: str) -> Callable[[Maker], Maker]:
     return register
 
 
-def form_of_functions(*functions: Any) -> Callable[[Maker], Maker]:
+def form_of_functions(*functions: Callable[..., Any]) -> Callable[[Maker], Maker]:
     """Register a maker for these functions alone, whose namesakes take other arguments."""
 
     def register(maker: Maker) -> Maker:
@@ -205,7 +213,7 @@ def form_of_functions(*functions: Any) -> Callable[[Maker], Maker]:
     return register
 
 
-def mapped(function: Callable[[Any], Any], value: Any) -> Any:
+def mapped(function: Callable[[Any], object], value: Any) -> Any:
     """Apply a function to the items of a container; other objects are returned as they are."""
     if hasattr(value, "_fields"):
         return type(value)(*map(function, value))
@@ -218,27 +226,27 @@ def mapped(function: Callable[[Any], Any], value: Any) -> Any:
     return value
 
 
-def filled(value: Any, rows: Iterator[Any]) -> Any:
+def filled(value: object, rows: Iterator[Tensor]) -> Any:
     """Put rows in their places."""
     return next(rows) if value is ROW else mapped(lambda item: filled(item, rows), value)
 
 
-def is_tensor(value: Any) -> bool:
+def is_tensor(value: object) -> bool:
     """Return whether an argument is a row or a shared tensor."""
     return value is ROW or isinstance(value, Tensor)
 
 
-def has_row(value: Any) -> bool:
+def has_row(value: object) -> bool:
     """Return whether there is a row in nested containers."""
     return value is ROW or any(map(has_row, items_of(value)))
 
 
-def has_tensor(value: Any) -> bool:
+def has_tensor(value: object) -> bool:
     """Return whether there is a row or a shared tensor in nested containers."""
     return is_tensor(value) or any(map(has_tensor, items_of(value)))
 
 
-def items_of(value: Any) -> Iterable[Any]:
+def items_of(value: object) -> Iterable[object]:
     """List the items of a container."""
     if isinstance(value, dict):
         return value.values()
@@ -250,7 +258,7 @@ def items_of(value: Any) -> Iterable[Any]:
 _DEVICES = ("cpu", "cuda", "mps", "xpu")
 
 
-def meta(value: Any) -> Any:
+def meta(value: object) -> Any:
     """Return arguments with shared tensors without content, on the meta device."""
     if isinstance(value, Tensor):
         size = value.size()
@@ -262,18 +270,19 @@ def meta(value: Any) -> Any:
     return mapped(meta, value)
 
 
-def caller(func: Form, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Form:
+def caller(func: Form, args: Sequence[object], kwargs: Mapping[str, object]) -> Form:
     """Return what calls a function with rows in their places."""
     if not kwargs and all(value is ROW for value in args):
         return func
     if args and args[0] is ROW and not has_row(args[1:]) and not has_row(dict(kwargs)):
-        rest = tuple(args[1:])
-        return lambda row: func(row, *rest, **kwargs)
+        others = tuple(args[1:])
+        return lambda row: func(row, *others, **kwargs)
 
     def call(*rows: Tensor) -> Any:
-        given = iter(rows)
-        filled_args = [filled(value, given) for value in args]
-        return func(*filled_args, **{name: filled(kwargs[name], given) for name in kwargs})
+        rest = iter(rows)
+        filled_args = [filled(value, rest) for value in args]
+        filled_kwargs = {name: filled(kwargs[name], rest) for name in kwargs}
+        return func(*filled_args, **filled_kwargs)
 
     return call
 

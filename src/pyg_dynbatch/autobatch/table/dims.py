@@ -1,6 +1,6 @@
 """Functions of the table with a dimension among their arguments, which a batch axis shifts."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -20,16 +20,17 @@ from pyg_dynbatch.autobatch.table.calls import (
 )
 from pyg_dynbatch.autobatch.table.numbers import elementwise
 
+DimArgument = tuple[str, int, int | None]
+"""An argument that is a dimension, or several: its name, position and default."""
 
-def from_end(dim: Any, rank: int) -> Any:
-    """Count a dimension, or several, from the end.
+
+def from_end(dim: object, rank: int) -> int:
+    """Count a dimension from the end.
 
     Raises:
         TypeError: If it is no whole number.
         IndexError: If there is no such dimension.
     """
-    if isinstance(dim, tuple | list):
-        return tuple(from_end(one, rank) for one in dim)
     if type(dim) is not int:
         raise TypeError(f"dimension {dim!r}")
     if not -rank <= dim < rank:
@@ -37,33 +38,42 @@ def from_end(dim: Any, rank: int) -> Any:
     return dim - rank if dim >= 0 else dim
 
 
+def all_from_end(dims: Iterable[object], rank: int) -> tuple[int, ...]:
+    """Count dimensions from the end."""
+    return tuple(from_end(dim, rank) for dim in dims)
+
+
+def _one_or_all_from_end(dim: object, rank: int) -> int | tuple[int, ...]:
+    return all_from_end(dim, rank) if isinstance(dim, tuple | list) else from_end(dim, rank)
+
+
 def along(
-    call: TorchCall, name: str, position: int, default: Any = None, *, rank: int | None = None
+    call: TorchCall,
+    name: str,
+    position: int,
+    default: int | None = None,
+    *,
+    rank: int | None = None,
 ) -> Batched | None:
     """Run a call along the same dimensions, counted from the end."""
-    rank = call.rank if rank is None else rank
     dim = call.argument(name, position, default)
     if dim is None or dim == ():
         return None
-    last = from_end(dim, rank)
+    last = _one_or_all_from_end(dim, call.rank if rank is None else rank)
     if last == (tuple(dim) if isinstance(dim, list) else dim):
         return call.direct()
     return call.form(call.with_argument(name, position, last).on_stacked_rows)
 
 
-def along_several(
-    call: TorchCall, arguments: Sequence[tuple[str, int, Any]], rank: int
-) -> Batched | None:
+def along_several(call: TorchCall, arguments: Sequence[DimArgument], rank: int) -> Batched | None:
     """Run a call along the same dimensions, each of them an argument."""
     shifted = call
-    is_direct = True
     for name, position, default in arguments:
         dim = call.argument(name, position, default)
-        last = from_end(dim, rank)
-        is_direct &= last == dim
+        last = _one_or_all_from_end(dim, rank)
         if last != dim:
             shifted = shifted.with_argument(name, position, last)
-    if is_direct:
+    if shifted is call:
         return call.direct()
     return call.form(shifted.on_stacked_rows)
 
@@ -160,8 +170,10 @@ def distance(call: TorchCall) -> Batched | None:
 @form_of_functions(F.gumbel_softmax)
 def gumbel_softmax(call: TorchCall) -> Batched | None:
     """Draw along a dimension."""
-    found = along(call, "dim", 4, -1) if call.is_of_one_row else None
-    return None if found is None else found._replace(draws=True)
+    if not call.is_of_one_row:
+        return None
+    batched = along(call, "dim", 4, -1)
+    return None if batched is None else batched._replace(draws=True)
 
 
 # Reductions.
@@ -187,19 +199,19 @@ def reduced(call: TorchCall) -> Batched | None:
     dim = call.argument("dim", 1)
     if dim is not None:
         return along(call, "dim", 1, rank=rank)
-    func = _WHOLE.get(call.name, call.func)
-    options = {name: call.kwargs[name] for name in call.kwargs if name not in ("dim", "input")}
-    # The extent of dimensions that are kept is that of the result.
-    options.pop("keepdim", None)
     if len(call.args) > 2:
         return None
     shape = call.result.shape if isinstance(call.result, Tensor) else None
     if shape is None and "keepdim" in call.kwargs:
         return None
+    func = _WHOLE.get(call.name, call.func)
+    # The extent of dimensions that are kept is that of the result.
+    left_out = ("dim", "input", "keepdim")
+    options = {name: call.kwargs[name] for name in call.kwargs if name not in left_out}
 
     def form(rows: Tensor) -> Any:
-        found = func(_flat(rows), dim=1, **options)
-        return found.reshape(rows.size(0), *shape) if shape else found
+        result = func(_flat(rows), dim=1, **options)
+        return result.reshape(rows.size(0), *shape) if shape else result
 
     return call.form(form)
 
@@ -245,25 +257,25 @@ def gathered(call: TorchCall) -> Batched | None:
     rank = call.rank
     if rank == 0 or any(len(operand.shape) != rank for operand in call.operands):
         return None
-    found = along(call, name, position)
-    if found is None or len(call.operands) == len(call.rows):
-        return found
+    batched = along(call, name, position)
+    if batched is None or len(call.operands) == len(call.rows):
+        return batched
     last = from_end(call.argument(name, position), rank)
     shifted = call.with_argument(name, position, last)
 
-    def form(*rows: Tensor) -> Any:
+    def form(*rows: Tensor) -> Tensor:
         size = rows[0].size(0)
-        given = iter(rows)
-        args = [_row_or_repeated(value, given, size) for value in shifted.args]
-        options = {
-            name: _row_or_repeated(value, given, size) for name, value in shifted.kwargs.items()
+        rest = iter(rows)
+        args = [_row_or_repeated(value, rest, size) for value in shifted.args]
+        kwargs = {
+            name: _row_or_repeated(value, rest, size) for name, value in shifted.kwargs.items()
         }
-        return call.func(*args, **options)
+        return call.func(*args, **kwargs)
 
     return call.form(form)
 
 
-def _row_or_repeated(value: Any, rows: Any, size: int) -> Any:
+def _row_or_repeated(value: object, rows: Iterator[Tensor], size: int) -> object:
     if value is ROW:
         return next(rows)
     return repeated(value, size) if isinstance(value, Tensor) else value
@@ -285,17 +297,18 @@ def selected(call: TorchCall) -> Batched | None:
     names = [name for name in values if values[name] is ROW]
 
     def form(*rows: Tensor) -> Tensor:
-        given = dict(zip(names, rows, strict=True))
-        chosen = given["index"]
+        row_of_name = dict(zip(names, rows, strict=True))
+        chosen = row_of_name["index"]
         if source is not ROW:
-            found = source.index_select(last, chosen.flatten())
-            return found.unflatten(last, chosen.shape).movedim(last - 1, 0)
-        shape = list(given["input"].shape)
+            entries = source.index_select(last, chosen.flatten())
+            return entries.unflatten(last, chosen.shape).movedim(last - 1, 0)
+        sources = row_of_name["input"]
+        shape = list(sources.shape)
         shape[last] = chosen.size(1)
         axes = [1] * (rank + 1)
         axes[0] = chosen.size(0)
         axes[last] = chosen.size(1)
-        return given["input"].gather(last, chosen.long().reshape(axes).expand(shape))
+        return sources.gather(last, chosen.long().reshape(axes).expand(shape))
 
     return call.form(form)
 

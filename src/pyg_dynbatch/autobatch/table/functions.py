@@ -29,8 +29,8 @@ _SIZE = 67
 
 def batched(
     func: Callable[..., Any],
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any],
+    args: Sequence[object],
+    kwargs: Mapping[str, object],
     rows: Sequence[TensorType],
 ) -> Batched | None:
     """Return how a call is run on stacked rows; ``None`` if the table does not say.
@@ -48,8 +48,8 @@ def batched(
     empty = TorchCall(func, name, meta(call.args), meta(call.kwargs), rows)
     with torch.no_grad():
         try:
-            found = maker(empty)
-            if found is None or not (found.is_constant or _keeps_types(empty, found)):
+            trial = maker(empty)
+            if trial is None or not (trial.is_constant or _keeps_types(empty, trial)):
                 return None
             call.result = empty.result
             return maker(call)
@@ -57,30 +57,30 @@ def batched(
             return None
 
 
-def _are_plain(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+def _are_plain(args: Sequence[object], kwargs: Mapping[str, object]) -> bool:
     """Return whether results are new tensors, drawn by the generator of torch."""
     if any(kwargs.get(name) is not None for name in ("out", "generator", "memory_format")):
         return False
     return all(map(_is_strided, (*args, *kwargs.values())))
 
 
-def _is_strided(value: Any) -> bool:
+def _is_strided(value: object) -> bool:
     if isinstance(value, Tensor):
         return value.layout == torch.strided
     return all(map(_is_strided, items_of(value)))
 
 
-def _keeps_types(call: TorchCall, found: Batched) -> bool:
+def _keeps_types(call: TorchCall, trial: Batched) -> bool:
     """Return whether stacked rows give stacked results, of the same dtypes.
 
     A row without dimensions takes less part in the promotion of dtypes than when it is stacked.
     """
     single, structure = tree_flatten(call.result)
-    stacked, stacked_structure = tree_flatten(found.form(*call.meta_rows(_SIZE)))
+    stacked, stacked_structure = tree_flatten(trial.form(*call.meta_rows(_SIZE)))
     return structure == stacked_structure and all(map(_is_stack, stacked, single))
 
 
-def _is_stack(stacked: Any, single: Any) -> bool:
-    if not isinstance(single, Tensor):
+def _is_stack(stacked: object, single: object) -> bool:
+    if not isinstance(single, Tensor) or not isinstance(stacked, Tensor):
         return False
     return stacked.shape == (_SIZE, *single.shape) and stacked.dtype == single.dtype

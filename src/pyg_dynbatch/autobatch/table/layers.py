@@ -22,8 +22,8 @@ class LayerCall:
     def __init__(
         self,
         module: Any,
-        args: Sequence[Any],
-        kwargs: Mapping[str, Any],
+        args: Sequence[object],
+        kwargs: Mapping[str, object],
         rows: Sequence[TensorType],
     ) -> None:
         self.module = module
@@ -71,7 +71,10 @@ def _form_of(*classes: type[nn.Module]) -> Callable[[LayerMaker], LayerMaker]:
 
 
 def batched_layer(
-    module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], rows: Sequence[TensorType]
+    module: nn.Module,
+    args: Sequence[object],
+    kwargs: Mapping[str, object],
+    rows: Sequence[TensorType],
 ) -> Batched | None:
     """Return how a call of a module is run on stacked rows; ``None`` if the table does not say.
 
@@ -230,10 +233,9 @@ def _stepped(call: LayerCall, *, draws: bool) -> Batched | None:
 
     def form(*rows: Tensor) -> Any:
         size = rows[0].shape[: 1 if is_alone else 2]
-        args, kwargs = tree_map_only(
-            Tensor, lambda tensor: repeated(tensor, size[0]), (call.args, dict(call.kwargs))
-        )
-        args, kwargs = filled((args, kwargs), iter(rows))
+        arguments = (call.args, dict(call.kwargs))
+        arguments = tree_map_only(Tensor, lambda tensor: repeated(tensor, size[0]), arguments)
+        args, kwargs = filled(arguments, iter(rows))
         if is_alone:
             return call.module(*args, **kwargs)
         args, kwargs = tree_map_only(Tensor, lambda row: row.flatten(0, 1), (args, kwargs))
@@ -242,14 +244,14 @@ def _stepped(call: LayerCall, *, draws: bool) -> Batched | None:
     return Batched(form, is_direct=False, draws=draws)
 
 
-def _is_state(value: Any) -> bool:
+def _is_state(value: object) -> bool:
     """Return whether an argument is a row, missing, or a tuple or list of such."""
     if isinstance(value, tuple | list):
         return all(map(_is_state, value))
     return value is None or value is ROW or isinstance(value, Tensor)
 
 
-def _shared_in(value: Any) -> Iterator[Tensor]:
+def _shared_in(value: object) -> Iterator[Tensor]:
     if isinstance(value, Tensor):
         yield value
     for item in items_of(value):
@@ -259,52 +261,42 @@ def _shared_in(value: Any) -> Iterator[Tensor]:
 # Recurrent layers, over sequences of one length.
 
 
-def _given(call: LayerCall, names: Sequence[str]) -> list[Any]:
-    """Return arguments by name, ``None`` where one is missing."""
-    given = dict(zip(names, call.args, strict=False)) | dict(call.kwargs)
-    return [given.get(name) for name in names]
-
-
-def _ranks_of_shared(parts: Sequence[Any]) -> set[int]:
-    return {part.dim() for part in parts if isinstance(part, Tensor)}
-
-
 @_form_of(nn.LSTM, nn.GRU, nn.RNN)
 def _recurrent(call: LayerCall) -> Batched | None:
     module = call.module
-    form = layer_form(module, call.args, call.kwargs)
     rank = len(call.rows[0].shape)
-    if form is None or rank not in (2, 3):
+    if call.args[:1] != (ROW,) or call.kwargs.keys() - {"hx"} or rank not in (2, 3):
         return None
-    state = _given(call, ("input", "hx"))[1]
-    parts = state if isinstance(state, tuple) else () if state is None else (state,)
-    ranks = {len(row.shape) for row in call.rows[1:]} | _ranks_of_shared(parts)
+    states = _states_of(call)
+    ranks = {len(row.shape) for row in call.rows[1:]}
+    ranks |= {state.dim() for state in states if isinstance(state, Tensor)}
     if not ranks <= {rank}:
         return None
+
+    def form(*rows: Tensor) -> tuple[Tensor, Tensor | tuple[Tensor, ...]]:
+        state_rows = iter(rows[1:])
+        size = rows[0].size(0)
+        filled_states = [
+            next(state_rows) if state is ROW else repeated(state, size) for state in states
+        ]
+        return _run_layer(module, rows[0], filled_states)
+
     draws = module.training and module.dropout > 0 and module.num_layers > 1
     return Batched(form, is_direct=False, draws=draws)
 
 
-def layer_form(
-    module: nn.RNNBase, args: Sequence[Any], kwargs: Mapping[str, Any]
-) -> Callable[..., Any] | None:
-    """Return the batched form of a call of a layer; ``None`` if there is none."""
-    x, state = [*args, None][:2] if args else (None, None)
-    state = kwargs.get("hx", state)
-    parts = state if isinstance(state, tuple) else () if state is None else (state,)
-    if x is not ROW or kwargs.keys() - {"hx"}:
-        return None
-
-    def form(*rows: Tensor) -> Any:
-        state_rows = iter(rows[1:])
-        size = rows[0].size(0)
-        states = [next(state_rows) if part is ROW else repeated(part, size) for part in parts]
-        return _run_layer(module, rows[0], states)
-
-    return form
+def _states_of(call: LayerCall) -> tuple[Any, ...]:
+    """Return the states that a recurrent layer is given, rows or shared tensors."""
+    state = call.args[1] if len(call.args) > 1 else None
+    state = call.kwargs.get("hx", state)
+    if state is None:
+        return ()
+    return state if isinstance(state, tuple) else (state,)
 
 
-def _run_layer(module: nn.RNNBase, x: Tensor, states: Sequence[Tensor]) -> tuple[Tensor, Any]:
+def _run_layer(
+    module: nn.RNNBase, x: Tensor, states: Sequence[Tensor]
+) -> tuple[Tensor, Tensor | tuple[Tensor, ...]]:
     """Run a layer on all calls at once; arguments and results have an axis for them in front."""
     is_alone = x.dim() == 3
     is_turned = not module.batch_first
@@ -315,9 +307,9 @@ def _run_layer(module: nn.RNNBase, x: Tensor, states: Sequence[Tensor]) -> tuple
         x = x.transpose(1, 2)
     sequences = x.flatten(0, 1)
     own_batch = x.size(1)
-    first = [part.transpose(0, 1).flatten(1, -2).contiguous() for part in states]
-    state = tuple(first) if len(first) > 1 else first[0] if first else None
-    y, last = module(sequences.transpose(0, 1) if is_turned else sequences, state)
+    turned_states = [state.transpose(0, 1).flatten(1, -2).contiguous() for state in states]
+    first = tuple(turned_states) if len(turned_states) > 1 else next(iter(turned_states), None)
+    y, last = module(sequences.transpose(0, 1) if is_turned else sequences, first)
     y = y.transpose(0, 1) if is_turned else y
     y = y.unflatten(0, (-1, own_batch))
     if is_alone:
@@ -325,9 +317,10 @@ def _run_layer(module: nn.RNNBase, x: Tensor, states: Sequence[Tensor]) -> tuple
     elif is_turned:
         y = y.transpose(1, 2)
 
-    def of_calls(part: Tensor) -> Tensor:
-        parts = part if is_alone else part.unflatten(1, (-1, own_batch))
-        return parts.transpose(0, 1)
+    def of_calls(state: Tensor) -> Tensor:
+        if not is_alone:
+            state = state.unflatten(1, (-1, own_batch))
+        return state.transpose(0, 1)
 
     return y, tuple(map(of_calls, last)) if isinstance(last, tuple) else of_calls(last)
 
@@ -344,13 +337,14 @@ _ATTENTION = (
 def _attention(call: LayerCall) -> Batched | None:
     """Attend among positions, ``[time, channel]``; masks are rows or shared."""
     module = call.module
-    values = dict(zip(_ATTENTION, call.args, strict=False)) | dict(call.kwargs)
+    values: dict[str, Any] = dict(zip(_ATTENTION, call.args, strict=False)) | dict(call.kwargs)
     types = iter(call.rows)
-    ranks = {
-        name: value.dim() if isinstance(value, Tensor) else len(next(types).shape)
-        for name, value in values.items()
-        if value is ROW or isinstance(value, Tensor)
-    }
+    ranks: dict[str, int] = {}
+    for name, value in values.items():
+        if value is ROW:
+            ranks[name] = len(next(types).shape)
+        elif isinstance(value, Tensor):
+            ranks[name] = value.dim()
     if any(ranks.get(name) != 2 for name in _ATTENTION[:3]):
         return None
     if ranks.get("key_padding_mask", 1) != 1 or ranks.get("attn_mask", 2) not in (2, 3):
@@ -359,24 +353,27 @@ def _attention(call: LayerCall) -> Batched | None:
     if module.batch_first and len(call.rows) == len(ranks) == 3:
         return call.direct(draws=draws)
 
-    def form(*rows: Tensor) -> Any:
-        given = filled(values, iter(rows))
+    def form(*rows: Tensor) -> tuple[Tensor, Tensor | None]:
+        arguments = filled(values, iter(rows))
         size = rows[0].size(0)
         for name in ("query", "key", "value", "key_padding_mask"):
             if name in ranks and values[name] is not ROW:
-                given[name] = repeated(given[name], size)
-        for name in "query", "key", "value":
-            given[name] = given[name].transpose(0, 1)
+                arguments[name] = repeated(arguments[name], size)
+        for name in ("query", "key", "value"):
+            arguments[name] = arguments[name].transpose(0, 1)
         if "attn_mask" in ranks:
+            mask = arguments["attn_mask"]
             is_row = values["attn_mask"] is ROW
-            given["attn_mask"] = _mask_of_heads(given["attn_mask"], size, is_row, module.num_heads)
-        result, weights = _attend(module, given)
+            arguments["attn_mask"] = _mask_of_heads(mask, size, is_row, module.num_heads)
+        result, weights = _attend(module, arguments)
         return result.transpose(0, 1), weights
 
     return Batched(form, is_direct=False, draws=draws)
 
 
-def _attend(module: nn.MultiheadAttention, given: dict[str, Tensor]) -> tuple[Tensor, Any]:
+def _attend(
+    module: nn.MultiheadAttention, arguments: dict[str, Any]
+) -> tuple[Tensor, Tensor | None]:
     """Run the layer as it runs without a batch, with the time in front.
 
     Its fast path for batches differs where all positions are masked.
@@ -397,7 +394,7 @@ def _attend(module: nn.MultiheadAttention, given: dict[str, Tensor]) -> tuple[Te
         q_proj_weight=module.q_proj_weight,
         k_proj_weight=module.k_proj_weight,
         v_proj_weight=module.v_proj_weight,
-        **given,  # type: ignore[arg-type]
+        **arguments,
     )
 
 

@@ -19,7 +19,6 @@ from pyg_dynbatch.autobatch.table.calls import (
     is_autocast,
     repeated,
 )
-from pyg_dynbatch.core.types import TensorType
 
 
 def folded(form: Form) -> Form:
@@ -50,12 +49,17 @@ def linear(call: TorchCall) -> Batched | None:
     rank = len(types["input"].shape)
 
     def form(*rows: Tensor) -> Tensor:
-        given = filled(values, iter(rows))
+        arguments = filled(values, iter(rows))
         size = rows[0].size(0)
-        x = given["input"] if values["input"] is ROW else repeated(given["input"], size)
-        weight = given["weight"] if values["weight"] is ROW else repeated(given["weight"], size)
-        result = (x.reshape(size, -1, x.size(-1)) @ weight.mT).reshape(*x.shape[:-1], -1)
-        bias = given["bias"]
+        x = arguments["input"]
+        weight = arguments["weight"]
+        bias = arguments["bias"]
+        if values["input"] is not ROW:
+            x = repeated(x, size)
+        if values["weight"] is not ROW:
+            weight = repeated(weight, size)
+        flat = x.reshape(size, -1, x.size(-1))
+        result = (flat @ weight.mT).reshape(*x.shape[:-1], -1)
         if bias is None:
             return result
         return result + (aligned(bias, rank) if values["bias"] is ROW else bias)
@@ -67,11 +71,10 @@ def linear(call: TorchCall) -> Batched | None:
 def bilinear(call: TorchCall) -> Batched | None:
     """Multiply two rows with shared matrices."""
     values = call.bound("input1 input2 weight bias")
-    types: list[TensorType] = list(call.rows)
-    is_direct = values["input1"] is values["input2"] is ROW and len(types) == 2
-    if not is_direct or len(types[0].shape) != len(types[1].shape) or not types[0].shape:
+    if len(call.rows) != 2 or not values["input1"] is values["input2"] is ROW:
         return None
-    return call.direct()
+    first, second = call.rows
+    return call.direct() if len(first.shape) == len(second.shape) > 0 else None
 
 
 @form_of_functions(F.embedding)
@@ -127,7 +130,8 @@ def with_learned_slope(call: TorchCall) -> Batched | None:
     """Scale what is negative; with a slope of each channel, rows have a batch axis of their own."""
     if not _is_row(call) or len(call.operands) != 2:
         return None
-    if call.operands[1].numel() == 1:
+    _, slope = call.operands
+    if isinstance(slope, Tensor) and slope.numel() == 1:
         return call.direct()
     return call.form(folded(call.on_stacked_rows)) if len(call.rows[0].shape) > 1 else None
 
@@ -195,18 +199,18 @@ def attention(call: TorchCall) -> Batched | None:
         return None
     draws = values["dropout_p"] > 0
     are_rows = all(values[name] is ROW for name in ("query", "key", "value"))
-    is_even = values["attn_mask"] is not ROW or len(masked.shape) == rank
-    if are_rows and is_even:
+    is_mask_aligned = values["attn_mask"] is not ROW or masked is None or len(masked.shape) == rank
+    if are_rows and is_mask_aligned:
         return call.direct(draws=draws)
     func = call.func
 
     def form(*rows: Tensor) -> Tensor:
-        given = filled(values, (aligned(row, rank) for row in rows))
+        arguments = filled(values, (aligned(row, rank) for row in rows))
         size = rows[0].size(0)
-        for name in "query", "key", "value":
+        for name in ("query", "key", "value"):
             if values[name] is not ROW:
-                given[name] = repeated(given[name], size)
-        return func(**given)
+                arguments[name] = repeated(arguments[name], size)
+        return func(**arguments)
 
     return call.form(form, draws=draws)
 
@@ -229,10 +233,11 @@ _NAMES = {
 _DEFAULTS = {"beta": 1.0, "delta": 1.0, "log_target": False}
 
 
-def _arguments(call: TorchCall, **defaults: Any) -> dict[str, Any]:
+def _arguments(call: TorchCall, **defaults: object) -> dict[str, Any]:
     values = call.bound(_NAMES[call.name], reduction="mean", **defaults)
-    if values.pop("size_average", None) is not None or values.pop("reduce", None) is not None:
-        raise ValueError("arguments of the past")
+    for name in ("size_average", "reduce"):
+        if values.pop(name, None) is not None:
+            raise ValueError(f"{name} is an argument of the past")
     if values["reduction"] not in ("none", "mean", "sum", "batchmean"):
         raise ValueError(values["reduction"])
     return values
@@ -249,7 +254,8 @@ def _arguments(call: TorchCall, **defaults: Any) -> dict[str, Any]:
 )
 def of_elements(call: TorchCall) -> Batched | None:
     """Compute the loss of each element, then sum or average those of a row."""
-    values = _arguments(call, **{n: d for n, d in _DEFAULTS.items() if n in _NAMES[call.name]})
+    defaults = {name: _DEFAULTS[name] for name in _DEFAULTS if name in _NAMES[call.name]}
+    values = _arguments(call, **defaults)
     types = call.types_of(values)
     if types["input"].shape != types["target"].shape:
         return None
@@ -257,19 +263,19 @@ def of_elements(call: TorchCall) -> Batched | None:
     if any(len(each.shape) > rank for each in types.values()):
         return None
     reduction = values.pop("reduction")
-    is_even = values["input"] is values["target"] is ROW
-    is_even &= all(len(row.shape) == rank for row in call.rows)
-    if reduction == "none" and is_even:
+    are_rows = values["input"] is values["target"] is ROW
+    are_aligned = all(len(row.shape) == rank for row in call.rows)
+    if reduction == "none" and are_rows and are_aligned:
         return call.direct()
     func = call.func
     count = types["input"].shape[0] if rank and reduction == "batchmean" else 1
 
     def form(*rows: Tensor) -> Tensor:
-        given = filled(values, iter(aligned(row, rank) for row in rows))
-        for name in "input", "target":
+        arguments = filled(values, iter(aligned(row, rank) for row in rows))
+        for name in ("input", "target"):
             if values[name] is not ROW:
-                given[name] = repeated(given[name], rows[0].size(0))
-        loss = func(**given, reduction="none")
+                arguments[name] = repeated(arguments[name], rows[0].size(0))
+        loss = func(**arguments, reduction="none")
         if reduction == "none":
             return loss
         loss = loss.flatten(1) if rank else loss.unsqueeze(1)
@@ -297,31 +303,32 @@ def of_classes(call: TorchCall) -> Batched | None:
     is_of_probabilities = types["target"].dtype.is_floating_point
 
     def form(*rows: Tensor) -> Tensor:
-        given = filled(values, iter(rows))
+        arguments = filled(values, iter(rows))
         size = rows[0].size(0)
-        target = given["target"]
-        target = target if values["target"] is ROW else repeated(target, size)
-        given["input"] = given["input"].flatten(0, 1) if has_batch else given["input"]
-        given["target"] = folded = target.flatten(0, 1) if has_batch else target
-        loss = func(**given, reduction="none")
+        if values["target"] is not ROW:
+            arguments["target"] = repeated(arguments["target"], size)
+        if has_batch:
+            arguments["input"] = arguments["input"].flatten(0, 1)
+            arguments["target"] = arguments["target"].flatten(0, 1)
+        loss = func(**arguments, reduction="none")
         loss = loss.unflatten(0, (size, -1)) if has_batch else loss
         if reduction == "none":
             return loss
+
         total = loss.flatten(1).sum(1) if has_batch else loss
         if reduction == "sum":
             return total
         if is_of_probabilities:
             return total / (loss.numel() // size)
-        weights = _weights(folded, given).to(total.dtype)
+        weights = _weights(**arguments).to(total.dtype)
         return total / weights.reshape(size, -1).sum(1)
 
     return call.form(form)
 
 
-def _weights(target: Tensor, given: dict[str, Any]) -> Tensor:
+def _weights(target: Tensor, ignore_index: int, weight: Tensor | None, **_: object) -> Tensor:
     """Return the weight of each element, zero where it is ignored."""
-    is_kept = target != given["ignore_index"]
-    weight = given["weight"]
+    is_kept = target != ignore_index
     if weight is None:
         return is_kept
     index = target.where(is_kept, 0)

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from string import ascii_letters
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -11,6 +10,7 @@ from torch import Tensor
 from pyg_dynbatch.autobatch.table.calls import (
     ROW,
     Batched,
+    Form,
     TorchCall,
     aligned,
     filled,
@@ -77,8 +77,9 @@ def comparison(call: TorchCall) -> Batched | None:
 def _common_dtype(call: TorchCall, size: int | None) -> torch.dtype:
     """Return the dtype in which two operands are compared, of one row or of stacked rows."""
     rows = iter(call.meta_rows(size))
-    operands = [*call.args, *call.kwargs.values()][:2]
-    first, second = (next(rows) if operand is ROW else operand for operand in operands)
+    first, second, *_ = (
+        next(rows) if operand is ROW else operand for operand in (*call.args, *call.kwargs.values())
+    )
     return torch.result_type(first, second)
 
 
@@ -87,8 +88,8 @@ def in_place(call: TorchCall) -> Batched | None:
     """Change stacked rows, if the same call does so."""
     if not call.args or call.args[0] is not ROW:
         return None
-    found = elementwise(call)
-    return found if found is not None and found.is_direct else None
+    batched = elementwise(call)
+    return batched if batched is not None and batched.is_direct else None
 
 
 @form_of("floor_divide __floordiv__ __rfloordiv__")
@@ -97,10 +98,10 @@ def floor_divided(call: TorchCall) -> Batched | None:
 
     Rows that need none are stacked with rows that do.
     """
-    found = elementwise(call)
-    if found is None or not any(row.dtype.is_floating_point for row in call.rows):
-        return found
-    return call.form(lambda *rows: found.form(*(row.detach() for row in rows)))
+    batched = elementwise(call)
+    if batched is None or not any(row.dtype.is_floating_point for row in call.rows):
+        return batched
+    return call.form(lambda *rows: batched.form(*(row.detach() for row in rows)))
 
 
 @form_of("where")
@@ -129,8 +130,8 @@ def new(call: TorchCall) -> Batched | None:
     make = call.on_stacked_rows
 
     def form(rows: Tensor) -> Tensor:
-        made = make(rows)
-        return made.expand(rows.size(0), *made.shape)
+        tensor = make(rows)
+        return tensor.expand(rows.size(0), *tensor.shape)
 
     return Batched(form, is_direct=False, is_constant=True)
 
@@ -188,7 +189,7 @@ def sampled(call: TorchCall) -> Batched | None:
         return call.direct(draws=True)
     form = call.on_stacked_rows
 
-    def folded(rows: Tensor) -> Any:
+    def folded(rows: Tensor) -> Tensor:
         return form(rows.flatten(0, 1)).unflatten(0, rows.shape[:2])
 
     return call.form(folded, draws=True)
@@ -225,9 +226,10 @@ def product(call: TorchCall) -> Batched | None:
     return call.form(lambda *rows: form(*rows[::-1])) if is_swapped else call.form(form)
 
 
-def _is_direct(values: Sequence[Any], ranks: Sequence[int]) -> bool:
+def _is_direct(values: Sequence[object], ranks: Sequence[int]) -> bool:
     """Return whether a batch axis in front of rows has no part in the product."""
-    (left, right), (left_rank, right_rank) = values, ranks
+    left, right = values
+    left_rank, right_rank = ranks
     if left is ROW and right is ROW:
         return left_rank == right_rank >= 2
     if left is ROW:
@@ -235,7 +237,7 @@ def _is_direct(values: Sequence[Any], ranks: Sequence[int]) -> bool:
     return right_rank >= 2 and right_rank >= left_rank
 
 
-def _multiplied(values: Sequence[Any], ranks: Sequence[int]) -> Any:
+def _multiplied(values: Sequence[object], ranks: Sequence[int]) -> Form:
     """Return what multiplies stacked rows."""
     left, right = values
     left_rank, right_rank = ranks
@@ -254,6 +256,7 @@ def _multiplied(values: Sequence[Any], ranks: Sequence[int]) -> Any:
         rank = max(*ranks, 2)
         a = aligned(a, rank) if left is ROW else a
         b = aligned(b, rank) if right is ROW else b
+
         result = a @ b
         result = result.squeeze(-2) if left_rank == 1 else result
         return result.squeeze(-1) if right_rank == 1 else result
@@ -292,12 +295,12 @@ def added_product(call: TorchCall) -> Batched | None:
         return None
 
     def form(*rows: Tensor) -> Tensor:
-        given = filled(values, iter(rows))
+        arguments = filled(values, iter(rows))
         size = rows[0].size(0)
-        bias = given["input"]
+        bias = arguments["input"]
         bias = aligned(bias, 2) if values["input"] is ROW else bias
         factors = [
-            given[name] if values[name] is ROW else repeated(given[name], size)
+            arguments[name] if values[name] is ROW else repeated(arguments[name], size)
             for name in ("mat1", "mat2")
         ]
         return torch.baddbmm(bias, *factors, beta=values["beta"], alpha=values["alpha"])
@@ -314,8 +317,8 @@ def added_products(call: TorchCall) -> Batched | None:
 
     def folded(*rows: Tensor) -> Tensor:
         size = rows[1].shape[:2]
-        every = [row.expand(*size, *row.shape[2:]).flatten(0, 1) for row in rows]
-        return form(*every).unflatten(0, size)
+        flat_rows = [row.expand(*size, *row.shape[2:]).flatten(0, 1) for row in rows]
+        return form(*flat_rows).unflatten(0, size)
 
     return call.form(folded)
 
@@ -356,7 +359,7 @@ def _terms(equation: str) -> tuple[list[str], str]:
     return left.split(","), result
 
 
-def _takes_batches(call: TorchCall, terms: list[str], result: str, operands: list[Any]) -> bool:
+def _takes_batches(call: TorchCall, terms: list[str], result: str, operands: list[object]) -> bool:
     """Return whether a batch axis becomes part of an ellipsis in front."""
     types = iter(call.rows)
     lengths = set()

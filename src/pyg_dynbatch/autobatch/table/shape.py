@@ -1,6 +1,6 @@
 """Functions of the table that change the shape of rows, join rows, or index them."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -16,7 +16,13 @@ from pyg_dynbatch.autobatch.table.calls import (
     is_autocast,
     repeated,
 )
-from pyg_dynbatch.autobatch.table.dims import along, along_several, from_end
+from pyg_dynbatch.autobatch.table.dims import (
+    DimArgument,
+    all_from_end,
+    along,
+    along_several,
+    from_end,
+)
 from pyg_dynbatch.core.types import TensorType
 
 # Of equal elements in the same order.
@@ -37,7 +43,7 @@ def _of_shape(call: TorchCall) -> Batched | None:
     return call.form(lambda rows: rows.reshape(rows.size(0), *shape))
 
 
-_SHAPING: dict[str, list[tuple[str, int, Any]]] = {
+_SHAPING: dict[str, list[DimArgument]] = {
     "flatten": [("start_dim", 1, 0), ("end_dim", 2, -1)],
     "unflatten": [("dim", 1, None)],
     "squeeze": [("dim", 1, None)],
@@ -50,10 +56,12 @@ def shaped_along(call: TorchCall) -> Batched | None:
     """Join, split, drop or insert dimensions."""
     if not call.is_of_one_row:
         return None
-    dims = [call.argument(*argument) for argument in _SHAPING[call.name]]
-    flat = [one for dim in dims for one in (dim if isinstance(dim, tuple | list) else [dim])]
+    dims = list[object]()
+    for argument in _SHAPING[call.name]:
+        dim = call.argument(*argument)
+        dims += dim if isinstance(dim, tuple | list) else [dim]
     has_rank = bool(call.rows[0].shape) or call.name == "unsqueeze"
-    if has_rank and all(type(dim) is int and dim < 0 for dim in flat):
+    if has_rank and all(type(dim) is int and dim < 0 for dim in dims):
         return call.direct()
     return _of_shape(call)
 
@@ -113,7 +121,7 @@ def permuted(call: TorchCall) -> Batched | None:
     """Order dimensions."""
     if not call.is_of_one_row:
         return None
-    dims = from_end(_numbers(call), call.rank)
+    dims = all_from_end(_numbers(call), call.rank)
     return call.form(lambda rows: rows.permute(0, *dims))
 
 
@@ -123,7 +131,7 @@ def flipped(call: TorchCall) -> Batched | None:
     if not call.is_of_one_row or not call.rank:
         return None
     dims = _numbers(call)
-    last = from_end(dims, call.rank)
+    last = all_from_end(dims, call.rank)
     if last == dims:
         return call.direct()
     return call.form(lambda rows: rows.flip(last))
@@ -140,7 +148,7 @@ def rolled(call: TorchCall) -> Batched | None:
     return call.form(lambda rows: rows.flatten(1).roll(shifts, 1).reshape(rows.shape))
 
 
-_PAIRS: dict[str, list[tuple[str, int, Any]]] = {
+_PAIRS: dict[str, list[DimArgument]] = {
     "transpose": [("dim0", 1, None), ("dim1", 2, None)],
     "swapdims": [("dim0", 1, None), ("dim1", 2, None)],
     "swapaxes": [("axis0", 1, None), ("axis1", 2, None)],
@@ -212,16 +220,16 @@ def transposed(call: TorchCall) -> Batched | None:
 def joined(call: TorchCall) -> Batched | None:
     """Join rows and tensors that all rows share."""
     values = call.bound("tensors dim", dim=0)
-    parts = values["tensors"]
-    ranks = _ranks_of_parts(call, parts)
+    tensors = values["tensors"]
+    ranks = _ranks_of(call, tensors)
     is_stack = call.name == "stack"
     if len(set(ranks)) != 1 or ranks[0] + is_stack == 0:
         return None
     last = from_end(values["dim"], ranks[0] + is_stack)
-    if all(part is ROW for part in parts):
+    if all(tensor is ROW for tensor in tensors):
         return _joined_rows(call, last, last == values["dim"])
     func = call.func
-    return call.form(lambda *rows: func(_all_rows(parts, rows), dim=last))
+    return call.form(lambda *rows: func(_all_rows(tensors, rows), dim=last))
 
 
 def _joined_rows(call: TorchCall, last: int, is_direct: bool) -> Batched:
@@ -231,41 +239,45 @@ def _joined_rows(call: TorchCall, last: int, is_direct: bool) -> Batched:
     return call.form(lambda *rows: func(rows, dim=last))
 
 
-def _ranks_of_parts(call: TorchCall, parts: Any) -> list[int]:
-    if not isinstance(parts, tuple | list) or has_row(call.kwargs.get("dim")):
+def _ranks_of(call: TorchCall, tensors: object) -> list[int]:
+    """Return the ranks of a list of rows and shared tensors."""
+    if not isinstance(tensors, tuple | list) or has_row(call.kwargs.get("dim")):
         raise TypeError(f"{call.name}() of no list")
     types = iter(call.rows)
-    return [len(next(types).shape) if part is ROW else part.dim() for part in parts]
+    return [len(next(types).shape) if tensor is ROW else tensor.dim() for tensor in tensors]
 
 
-def _all_rows(parts: Sequence[Any], rows: Sequence[Tensor]) -> list[Tensor]:
+def _all_rows(tensors: Sequence[Any], rows: Sequence[Tensor]) -> list[Tensor]:
     """Give shared tensors a batch axis."""
-    given: Iterator[Tensor] = iter(rows)
+    rest = iter(rows)
     size = rows[0].size(0)
-    return [next(given) if part is ROW else repeated(part, size) for part in parts]
+    return [next(rest) if tensor is ROW else repeated(tensor, size) for tensor in tensors]
 
 
 @form_of("hstack vstack row_stack column_stack")
 def stacked(call: TorchCall) -> Batched | None:
     """Join rows as columns, or side by side, or below each other."""
-    parts = call.bound("tensors")["tensors"]
-    ranks = _ranks_of_parts(call, parts)
+    tensors = call.bound("tensors")["tensors"]
+    ranks = _ranks_of(call, tensors)
     if len(set(ranks)) != 1:
         return None
     rank = ranks[0]
     if call.name == "hstack":
-        return _joined_as(call, parts, dim=1 if rank < 2 else 2, shape=(1,) if rank == 0 else None)
+        shape = (1,) if rank == 0 else None
+        return _joined_as(call, tensors, dim=1 if rank < 2 else 2, shape=shape)
     if call.name == "column_stack":
-        return _joined_as(call, parts, dim=2, shape=(-1, 1) if rank < 2 else None)
-    return _joined_as(call, parts, dim=1, shape=(1, -1) if rank < 2 else None)
+        return _joined_as(call, tensors, dim=2, shape=(-1, 1) if rank < 2 else None)
+    return _joined_as(call, tensors, dim=1, shape=(1, -1) if rank < 2 else None)
 
 
-def _joined_as(call: TorchCall, parts: Any, dim: int, shape: tuple[int, ...] | None) -> Batched:
+def _joined_as(
+    call: TorchCall, tensors: Sequence[Any], dim: int, shape: tuple[int, ...] | None
+) -> Batched:
     def form(*rows: Tensor) -> Tensor:
-        every = _all_rows(parts, rows)
+        all_rows = _all_rows(tensors, rows)
         if shape is not None:
-            every = [part.reshape(part.size(0), *shape) for part in every]
-        return torch.cat(every, dim)
+            all_rows = [each.reshape(each.size(0), *shape) for each in all_rows]
+        return torch.cat(all_rows, dim)
 
     return call.form(form)
 
@@ -275,20 +287,21 @@ def padded(call: TorchCall) -> Batched | None:
     """Append the padding value to shorter sequences, and stack them."""
     names = "sequences batch_first padding_value padding_side"
     values = call.bound(names, batch_first=False, padding_value=0.0, padding_side="right")
-    if len(set(_ranks_of_parts(call, values["sequences"]))) != 1 or has_row(call.args[1:]):
+    if len(set(_ranks_of(call, values["sequences"]))) != 1 or has_row(call.args[1:]):
         return None
     is_left = values["padding_side"] == "left"
     axis = 1 if values["batch_first"] else 2
 
     def form(*rows: Tensor) -> Tensor:
         sequences = _all_rows(values["sequences"], rows)
-        length = max(part.size(1) for part in sequences)
-        every = []
-        for part in sequences:
-            shape = (part.size(0), length - part.size(1), *part.shape[2:])
-            missing = part.new_full(shape, values["padding_value"])
-            every.append(torch.cat([missing, part] if is_left else [part, missing], 1))
-        return torch.stack(every, axis)
+        length = max(sequence.size(1) for sequence in sequences)
+        padded_sequences = []
+        for sequence in sequences:
+            shape = (sequence.size(0), length - sequence.size(1), *sequence.shape[2:])
+            padding = sequence.new_full(shape, values["padding_value"])
+            pieces = [padding, sequence] if is_left else [sequence, padding]
+            padded_sequences.append(torch.cat(pieces, 1))
+        return torch.stack(padded_sequences, axis)
 
     return call.form(form)
 
@@ -316,7 +329,7 @@ def indexed(call: TorchCall) -> Batched | None:
     return call.form(lambda rows: rows[(slice(None), *items)])
 
 
-def _is_plain(item: Any) -> bool:
+def _is_plain(item: object) -> bool:
     """Return whether an item of an index is of a kind that has one meaning."""
     if isinstance(item, slice):
         return all(type(n) in (int, type(None)) for n in (item.start, item.stop, item.step))
@@ -327,11 +340,11 @@ def _is_plain(item: Any) -> bool:
     return item is ROW or item is None or item is Ellipsis or type(item) is int
 
 
-def _is_advanced(item: Any) -> bool:
+def _is_advanced(item: object) -> bool:
     return item is ROW or isinstance(item, list | Tensor)
 
 
-def _has_neighbours(items: Sequence[Any]) -> bool:
+def _has_neighbours(items: Sequence[object]) -> bool:
     """Return whether all lists and tensors of an index follow one another.
 
     If they do not, their dimensions come first in the result, batch axis or not.
@@ -350,21 +363,23 @@ def _indexed_with_rows(call: TorchCall, source: Any, items: tuple[Any, ...]) -> 
     first = next(place for place, item in enumerate(items) if _is_advanced(item))
     leading = sum(type(item) is not int for item in items[:first])
     rank = _rank_of_index(items, types)
-    call.result = _result_with_numbers(call, items, types)
+    call.result = _result_with_numbers(call, source, items)
 
     def form(*rows: Tensor) -> Tensor:
-        given = iter(rows)
-        of = next(given) if source is ROW else source
-        index = tuple(_advanced(item, given, rank) for item in items)
+        rest = iter(rows)
+        indexed_rows = next(rest) if source is ROW else source
+        index = tuple(aligned(next(rest), rank) if item is ROW else item for item in items)
         if source is not ROW:
-            return of[index].movedim(leading, 0)
-        number = torch.arange(of.size(0), device=of.device)
+            return indexed_rows[index].movedim(leading, 0)
+        number = torch.arange(indexed_rows.size(0), device=indexed_rows.device)
         number = number.reshape(-1, *(1,) * rank)
         # Apart from the others, it brings their dimensions to the front.
-        found = of[(number, *index)]
+        result = indexed_rows[(number, *index)]
         if not leading:
-            return found
-        return found.movedim(list(range(1, 1 + rank)), list(range(1 + leading, 1 + leading + rank)))
+            return result
+        in_front = list(range(1, 1 + rank))
+        in_place = list(range(1 + leading, 1 + leading + rank))
+        return result.movedim(in_front, in_place)
 
     return call.form(form)
 
@@ -384,16 +399,12 @@ def _rank_of_index(items: Sequence[Any], types: Sequence[TensorType]) -> int:
     return max(ranks + [1 for item in items if isinstance(item, list)])
 
 
-def _advanced(item: Any, rows: Any, rank: int) -> Any:
-    return aligned(next(rows), rank) if item is ROW else item
-
-
-def _result_with_numbers(call: TorchCall, items: Sequence[Any], types: Sequence[TensorType]) -> Any:
+def _result_with_numbers(call: TorchCall, source: Any, items: Sequence[Any]) -> Tensor:
     """Return the result of one row, without content; an index without dimensions is a number."""
-    given = iter(call.meta_rows(None))
-    of = next(given) if call.args[0] is ROW else call.args[0].to("meta")
+    rest = iter(call.meta_rows(None))
+    indexed_row = next(rest) if source is ROW else source.to("meta")
     index = []
     for item in items:
-        row = next(given) if item is ROW else item
+        row = next(rest) if item is ROW else item
         index.append(0 if isinstance(row, Tensor) and row.dim() == 0 else row)
-    return of[tuple(index)]
+    return indexed_row[tuple(index)]
