@@ -1,9 +1,9 @@
 """Ordinary PyTorch, batched across examples."""
 
-from pyg_dynbatch.autobatch.collate import Schedule
+from pyg_dynbatch.autobatch.collate import Emitted, Schedule
 from pyg_dynbatch.autobatch.control import cond, while_loop
 from pyg_dynbatch.autobatch.explain import Explanation
-from pyg_dynbatch.autobatch.model import AutoBatch, Emitted, autobatch, emit, open, recurse
+from pyg_dynbatch.autobatch.model import AutoBatch, autobatch, emit, open, recurse
 from pyg_dynbatch.autobatch.ragged import attend, rows, total
 from pyg_dynbatch.autobatch.stack import Stack
 

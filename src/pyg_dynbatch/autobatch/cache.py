@@ -65,26 +65,26 @@ def structure_of(value: object) -> Example:
     todo = [value]  # the next item last
     while todo:
         item: Any = todo.pop()
-        kind = type(item)
-        if kind in _ATOMS:
+        cls = type(item)
+        if cls in _ATOMS:
             key.append(item)
-        elif kind is tuple or kind is list:
-            key += kind, len(item)
+        elif cls is tuple or cls is list:
+            key += cls, len(item)
             todo += item[::-1]
-        elif kind is Tensor:
+        elif cls is Tensor:
             number = numbers.setdefault(id(item), len(tensors))
             if number == len(tensors):
                 tensors.append(item)
                 key += Tensor, item.shape, item.dtype, item.requires_grad
             else:
                 key += Tensor, number
-        elif kind in _NUMBERS:
-            key += kind, repr(item)
-        elif (items := _items_of(item, kind)) is not None:
-            key += kind, len(items)
+        elif cls in _NUMBERS:
+            key += cls, repr(item)
+        elif (items := _items_of(item, cls)) is not None:
+            key += cls, len(items)
             todo += items[::-1]
         else:
-            name = kind.__qualname__
+            name = cls.__qualname__
             return Example(value, problem=f"its arguments hold an object of class {name}")
         if len(key) > _LONGEST_KEY:
             return Example(value, problem="its arguments are too large")
@@ -122,54 +122,58 @@ def rebuilt(key: Iterable[object], tensors: Sequence[Tensor]) -> object:
         if isinstance(node, _Leaf):
             items.append(node.item)
         else:
-            items.append(_built(node.kind, [items.pop() for _ in range(node.num_items)]))
+            items.append(_built(node.cls, [items.pop() for _ in range(node.num_items)]))
     return items[0]
 
 
 class _Container(NamedTuple):
-    kind: type
+    """The class of a container, and how many items follow."""
+
+    cls: type
     num_items: Any
 
 
 class _Leaf(NamedTuple):
+    """An item that holds no others."""
+
     item: object
 
 
-def _number_of(kind: type, text: object) -> object:
-    return text == "True" if kind is bool else kind(text)
+def _number_of(cls: type, text: object) -> object:
+    return text == "True" if cls is bool else cls(text)
 
 
-def _built(kind: type, items: list[Any]) -> object:
-    if kind is dict:
+def _built(cls: type, items: list[Any]) -> object:
+    if cls is dict:
         return dict(zip(items[::2], items[1::2], strict=True))
-    if kind is list:
+    if cls is list:
         return items
-    if issubclass(kind, tuple):
-        return tuple.__new__(kind, items)
-    built = object.__new__(kind)
-    for name, item in zip(_names_of(kind), items, strict=True):
+    if issubclass(cls, tuple):
+        return tuple.__new__(cls, items)
+    built = object.__new__(cls)
+    for name, item in zip(_names_of(cls), items, strict=True):
         object.__setattr__(built, name, item)
     return built
 
 
-def _items_of(container: Any, kind: type) -> list[object] | None:
+def _items_of(container: Any, cls: type) -> list[object] | None:
     """List what a dict, a named tuple or a dataclass holds; ``None`` for other objects."""
-    if kind is dict:
+    if cls is dict:
         return [item for key_and_value in container.items() for item in key_and_value]
-    if issubclass(kind, tuple) and hasattr(kind, "_fields"):
+    if issubclass(cls, tuple) and hasattr(cls, "_fields"):
         return [*container]
-    bases = kind.__mro__[:-1]
+    bases = cls.__mro__[:-1]
     if not all("__dataclass_fields__" in vars(base) for base in bases):
         return None
-    names = _names_of(kind)
+    names = _names_of(cls)
     has_others = not set(getattr(container, "__dict__", ())) <= set(names)
     if has_others or not all(hasattr(container, name) for name in names):
         return None
     return [getattr(container, name) for name in names]
 
 
-def _names_of(kind: Any) -> list[str]:
-    return [field.name for field in fields(kind)]
+def _names_of(cls: Any) -> list[str]:
+    return [field.name for field in fields(cls)]
 
 
 class ResultLayout(NamedTuple):

@@ -71,13 +71,6 @@ for _name in (*_COMPARISONS, *_UNARY, *_BINARY, *(f"r{each}" for each in _BINARY
     setattr(RowCount, f"__{_name}__", RowCount._refuse)
 
 
-class Decisions(NamedTuple):
-    """What was decided on one row: by the number of a call, and by layer."""
-
-    constants: set[int]  # their results depend on no row
-    opened: set[nn.Module]  # what they call is listed instead of them
-
-
 class Called(NamedTuple):
     """One call of a function, or of a layer that has a form of its own."""
 
@@ -95,6 +88,64 @@ class Trial(NamedTuple):
     leaves: list[Any]
     structure: TreeSpec
     is_view: bool  # whether the result shares memory with an argument
+
+
+class Compute(NamedTuple):
+    """A call of a module: how it is made with a module, or its twin, on rows.
+
+    Args:
+        module: The module.
+        types: Types of the rows.
+        device: Where they will be.
+        twin: Returns what makes the call on twins of the module and of other tensors.
+    """
+
+    module: nn.Module
+    types: Sequence[TensorType]
+    device: torch.device
+    twin: Callable[[Twins], Callable[..., Any]]
+
+
+def check_closed(compute: Compute) -> Trial:
+    """Return what a module does on one row, if it is closed.
+
+    Raises:
+        NeedsPython: If it is not, but its inside can be recorded call by call.
+        CannotOpen: If its inside cannot be recorded, either.
+    """
+    decisions = Decisions(set(), set()), Decisions(set(), set())
+    trials = _trials(compute, 0, decisions)
+    for size in STACKS:
+        stacked_trials = _trials(compute, size, decisions)
+        if len(trials) != len(stacked_trials):
+            raise NeedsPython("it keeps other state on stacked rows")
+        for one, stacked in zip(trials, stacked_trials, strict=True):
+            _compare(one, stacked, size)
+    return trials[0]
+
+
+def has_hooks_of_users(module: nn.Module, names: Sequence[str] = HOOKS) -> bool:
+    """Return whether a module or one inside has hooks of these kinds that are not torch's own."""
+    for each in module.modules():
+        for name in names:
+            hooks = getattr(each, name).values()
+            if not all(type(hook).__module__.startswith("torch.") for hook in hooks):
+                return True
+    return False
+
+
+def share_memory(leaves: Sequence[object], rows: Sequence[Tensor]) -> bool:
+    """Return whether tensors in a result share memory with rows, or with each other."""
+    memories = [_memory(leaf) for leaf in leaves if isinstance(leaf, Tensor)]
+    distinct = set(memories)
+    return len(distinct) < len(memories) or not distinct.isdisjoint(map(_memory, rows))
+
+
+class Decisions(NamedTuple):
+    """What was decided on one row: by the number of a call, and by layer."""
+
+    constants: set[int]  # their results depend on no row
+    opened: set[nn.Module]  # what they call is listed instead of them
 
 
 Decide = Callable[[Template, Sequence[TensorType]], Batched | None]
@@ -116,7 +167,7 @@ class _Listing(TorchFunctionMode):
     """
 
     def __init__(
-        self, twins: Twins, rows: Sequence[Tensor], size: int, decisions: "Decisions",
+        self, twins: Twins, rows: Sequence[Tensor], size: int, decisions: Decisions,
         device: torch.device,
     ) -> None:  # fmt: skip
         super().__init__()
@@ -334,13 +385,6 @@ def _memory(tensor: Tensor) -> int:
     return tensor.untyped_storage()._cdata
 
 
-def share_memory(leaves: Sequence[object], rows: Sequence[Tensor]) -> bool:
-    """Return whether tensors in a result share memory with rows, or with each other."""
-    memories = [_memory(leaf) for leaf in leaves if isinstance(leaf, Tensor)]
-    distinct = set(memories)
-    return len(distinct) < len(memories) or not distinct.isdisjoint(map(_memory, rows))
-
-
 def _static(leaf: object) -> tuple[type, str] | None:
     if isinstance(leaf, Tensor):
         return None
@@ -356,55 +400,11 @@ def _marked(func: Callable[..., Any], answer: Any, shape: torch.Size) -> object:
     return RowCount(answer)
 
 
-def has_hooks_of_users(module: nn.Module, names: Sequence[str] = HOOKS) -> bool:
-    """Return whether a module or one inside has hooks of these kinds that are not torch's own."""
-    for part in module.modules():
-        for name in names:
-            hooks = getattr(part, name).values()
-            if not all(type(hook).__module__.startswith("torch.") for hook in hooks):
-                return True
-    return False
-
-
-class Compute(NamedTuple):
-    """A call of a module: how it is made with a module, or its twin, on rows.
-
-    Args:
-        module: The module.
-        types: Types of the rows.
-        device: Where they will be.
-        twin: Returns what makes the call on twins of the module and of other tensors.
-    """
-
-    module: nn.Module
-    types: Sequence[TensorType]
-    device: torch.device
-    twin: Callable[[Twins], Callable[..., Any]]
-
-
-def check_closed(compute: Compute) -> Trial:
-    """Return what a module does on one row, if it is closed.
-
-    Raises:
-        NeedsPython: If it is not, but its inside can be recorded call by call.
-        CannotOpen: If its inside cannot be recorded, either.
-    """
-    decisions = Decisions(set(), set()), Decisions(set(), set())
-    trials = _trials(compute, 0, decisions)
-    for size in STACKS:
-        stacked_trials = _trials(compute, size, decisions)
-        if len(trials) != len(stacked_trials):
-            raise NeedsPython("it keeps other state on stacked rows")
-        for one, stacked in zip(trials, stacked_trials, strict=True):
-            _compare(one, stacked, size)
-    return trials[0]
-
-
 def _trials(compute: Compute, size: int, decisions: tuple[Decisions, Decisions]) -> list[Trial]:
     """Run a module on a twin; twice if it keeps something, which may change the second call."""
     twins = Twins()
     twin = twins.module(compute.module)
-    own = {id(part) for part in twin.modules()}
+    own = {id(each) for each in twin.modules()}
     untouched = twins.state()
     first, listing = _try(compute, twins, size, decisions[0])
     modules = [twin for _, twin in twins.modules()]

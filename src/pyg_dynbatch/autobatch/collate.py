@@ -27,98 +27,16 @@ from pyg_dynbatch.core.steps import Steps
 from pyg_dynbatch.core.types import RowType, TensorType
 
 
-class _Fields:
-    """A dataclass that holds tensors, as a structure."""
+class Emitted(NamedTuple):
+    """Values of one name that the examples of a batch emitted.
 
-    def __init__(self, kind: type, fields: dict[str, object]) -> None:
-        self.kind = kind
-        self.fields = fields
-
-    def flatten(self) -> tuple[list[object], tuple[type, tuple[str, ...]]]:
-        """Return the values of the fields, and the class and their names."""
-        return [*self.fields.values()], (self.kind, tuple(self.fields))
-
-    @staticmethod
-    def unflatten(values: Iterable[object], context: tuple[type, tuple[str, ...]]) -> object:
-        """Make the dataclass without its checks, which are for single examples."""
-        kind, names = context
-        filled: object = object.__new__(kind)
-        for name, value in zip(names, values, strict=True):
-            object.__setattr__(filled, name, value)
-        return filled
-
-
-register_pytree_node(_Fields, _Fields.flatten, _Fields.unflatten)
-
-
-def structured(result: object, where: str = "", numbered: bool = False) -> Any:
-    """Make the dataclasses in a result part of its structure; refuse values in other objects.
-
-    They are those that hold tensors, or all of them where numbers stand for tensors.
+    Args:
+        rows: The values, ``[value, ...]``.
+        example: The example of each, int64 ``[value]``.
     """
 
-    def opened(leaf: object) -> object:
-        if type(leaf) is Lazy or isinstance(leaf, Tensor | str | int | float | None):
-            return leaf
-        if is_dataclass(leaf) and not isinstance(leaf, type):
-            by_name = {field.name: getattr(leaf, field.name) for field in fields(leaf)}
-            opened_fields = _Fields(type(leaf), structured(by_name, where, numbered))
-            leaves = tree_leaves(opened_fields)
-            if numbered or any(isinstance(each, Lazy | Tensor) for each in leaves):
-                return opened_fields
-        elif holds_values(leaf):
-            problem = "autobatch: a result holds tensors in an object that cannot be stacked"
-            expected = "tuples, lists, dicts and dataclasses of tensors"
-            raise mismatch(TypeError, problem, expected, type(leaf).__name__, where=where)
-        return leaf
-
-    return result if type(result) is Lazy else tree_map(opened, result)
-
-
-def _placed(leaves: Sequence[object], numbered: object) -> Any:
-    return tree_map(leaves.__getitem__, structured(numbered, numbered=True))
-
-
-class ValueColumn(NamedTuple):
-    """One tensor of all results: its row type, and the value of each example."""
-
-    kind: int
-    values: Sequence[int]
-
-
-ResultColumn = ValueColumn | list[Any]
-"""One leaf of all results: values, or other objects."""
-
-
-class Outcome(NamedTuple):
-    """What the examples of a batch have returned and emitted, as numbers of values."""
-
-    columns: Sequence[ResultColumn]  # the leaves of all results
-    structure: TreeSpec  # of one result
-    emitted: Mapping[str, tuple[ValueColumn, Sequence[int]]]  # by name, with the example of each
-
-    @property
-    def value_columns(self) -> list[ValueColumn]:
-        """The columns of values, those of results before those that were emitted."""
-        of_results = [column for column in self.columns if isinstance(column, ValueColumn)]
-        return [*of_results, *(column for column, _ in self.emitted.values())]
-
-    def values_read(self) -> np.ndarray:
-        """List the values that are read at the end."""
-        numbers = [column.values for column in self.value_columns]
-        return np.concatenate([np.zeros(0, dtype=np.int64), *numbers], dtype=np.int64)
-
-
-def plain_rows(session: Session) -> dict[TensorType, Tensor]:
-    """Stack the rows from outside; a batch holds no graph."""
-    outside = session.outside_tensors()
-    for row_type, rows in outside.items():
-        if rows.requires_grad:
-            problem = "autobatch: a tensor that is recorded ahead requires gradients"
-            got = f"{row_type}, of an example or computed from parameters"
-            hint = "call the model on the example itself, or compute it in a submodule"
-            raise mismatch(ValueError, problem, "plain data", got, hint=hint)
-    return outside
+    rows: Tensor
+    example: Tensor
 
 
 class PickedRows(NamedTuple):
@@ -184,6 +102,36 @@ class Schedule(MovablePlan):
         )
 
 
+class ValueColumn(NamedTuple):
+    """One tensor of all results: its row type, and the value of each example."""
+
+    kind: int
+    values: Sequence[int]
+
+
+ResultColumn = ValueColumn | list[Any]
+"""One leaf of all results: values, or other objects."""
+
+
+class Outcome(NamedTuple):
+    """What the examples of a batch have returned and emitted, as numbers of values."""
+
+    columns: Sequence[ResultColumn]  # the leaves of all results
+    structure: TreeSpec  # of one result
+    emitted: Mapping[str, tuple[ValueColumn, Sequence[int]]]  # by name, with the example of each
+
+    @property
+    def value_columns(self) -> list[ValueColumn]:
+        """The columns of values, those of results before those that were emitted."""
+        of_results = [column for column in self.columns if isinstance(column, ValueColumn)]
+        return [*of_results, *(column for column, _ in self.emitted.values())]
+
+    def values_read(self) -> np.ndarray:
+        """List the values that are read at the end."""
+        numbers = [column.values for column in self.value_columns]
+        return np.concatenate([np.zeros(0, dtype=np.int64), *numbers], dtype=np.int64)
+
+
 def schedule_batch(session: Session, outcome: Outcome, num_examples: int) -> Schedule:
     """Schedule what a session has recorded."""
     session.check_state()
@@ -211,7 +159,7 @@ def schedule_batch(session: Session, outcome: Outcome, num_examples: int) -> Sch
 
 def run_batch(
     table: SignatureTable, batch: Schedule, device: torch.device
-) -> tuple[Any, dict[str, tuple[Tensor, Tensor]]]:
+) -> tuple[Any, dict[str, Emitted]]:
     """Run a scheduled mini-batch; return its result, and what it emitted."""
     table.conditions.check(batch.model)
     batch = batch.to(device)
@@ -228,5 +176,71 @@ def run_batch(
     leaves = [
         next(rows_read)[0] if isinstance(column, PickedRows) else column for column in batch.columns
     ]
-    emitted = {name: (next(rows_read)[0], example) for name, (_, example) in batch.emitted.items()}
+    emitted = {
+        name: Emitted(next(rows_read)[0], example) for name, (_, example) in batch.emitted.items()
+    }
     return _placed(leaves, batch.numbered), emitted
+
+
+def plain_rows(session: Session) -> dict[TensorType, Tensor]:
+    """Stack the rows from outside; a batch holds no graph."""
+    outside = session.outside_tensors()
+    for row_type, rows in outside.items():
+        if rows.requires_grad:
+            problem = "autobatch: a tensor that is recorded ahead requires gradients"
+            got = f"{row_type}, of an example or computed from parameters"
+            hint = "call the model on the example itself, or compute it in a submodule"
+            raise mismatch(ValueError, problem, "plain data", got, hint=hint)
+    return outside
+
+
+def structured(result: object, where: str = "", numbered: bool = False) -> Any:
+    """Make the dataclasses in a result part of its structure; refuse values in other objects.
+
+    They are those that hold tensors, or all of them where numbers stand for tensors.
+    """
+
+    def opened(leaf: object) -> object:
+        if type(leaf) is Lazy or isinstance(leaf, Tensor | str | int | float | None):
+            return leaf
+        if is_dataclass(leaf) and not isinstance(leaf, type):
+            by_name = {field.name: getattr(leaf, field.name) for field in fields(leaf)}
+            opened_fields = _Fields(type(leaf), structured(by_name, where, numbered))
+            leaves = tree_leaves(opened_fields)
+            if numbered or any(isinstance(each, Lazy | Tensor) for each in leaves):
+                return opened_fields
+        elif holds_values(leaf):
+            problem = "autobatch: a result holds tensors in an object that cannot be stacked"
+            expected = "tuples, lists, dicts and dataclasses of tensors"
+            raise mismatch(TypeError, problem, expected, type(leaf).__name__, where=where)
+        return leaf
+
+    return result if type(result) is Lazy else tree_map(opened, result)
+
+
+def _placed(leaves: Sequence[object], numbered: object) -> Any:
+    return tree_map(leaves.__getitem__, structured(numbered, numbered=True))
+
+
+class _Fields:
+    """A dataclass that holds tensors, as a structure."""
+
+    def __init__(self, cls: type, fields: dict[str, object]) -> None:
+        self.cls = cls
+        self.fields = fields
+
+    def flatten(self) -> tuple[list[object], tuple[type, tuple[str, ...]]]:
+        """Return the values of the fields, and the class and their names."""
+        return [*self.fields.values()], (self.cls, tuple(self.fields))
+
+    @staticmethod
+    def unflatten(values: Iterable[object], context: tuple[type, tuple[str, ...]]) -> object:
+        """Make the dataclass without its checks, which are for single examples."""
+        cls, names = context
+        filled: object = object.__new__(cls)
+        for name, value in zip(names, values, strict=True):
+            object.__setattr__(filled, name, value)
+        return filled
+
+
+register_pytree_node(_Fields, _Fields.flatten, _Fields.unflatten)

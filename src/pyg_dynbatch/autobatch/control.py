@@ -7,17 +7,8 @@ import torch
 from torch.utils._pytree import TreeSpec, keystr, tree_flatten_with_path
 
 from pyg_dynbatch.autobatch.lazy import ACTIVE, TensorOrLazy
-from pyg_dynbatch.autobatch.programs import (
-    Body,
-    Choice,
-    Loop,
-    Operands,
-    endless,
-    flattened,
-    program_of,
-    type_of,
-    unflattened,
-)
+from pyg_dynbatch.autobatch.nesting import flattened, type_of, unflattened
+from pyg_dynbatch.autobatch.programs import Body, Choice, Loop, Operands, endless, program_of
 from pyg_dynbatch.autobatch.ragged import as_row, record_own
 from pyg_dynbatch.autobatch.session import Session
 from pyg_dynbatch.autobatch.stack import Node

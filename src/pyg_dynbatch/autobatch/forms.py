@@ -175,13 +175,13 @@ def _examine_user_module(
 
 
 def _refuse_batch_norm(module: nn.Module, name: str, where: str) -> None:
-    for part in module.modules():
-        if isinstance(part, nn.modules.batchnorm._BatchNorm) and part.training:
+    for each in module.modules():
+        if isinstance(each, nn.modules.batchnorm._BatchNorm) and each.training:
             problem = (
                 f"autobatch: {name} normalizes over the batch, so its rows are not independent"
             )
             hint = "nn.LayerNorm or nn.GroupNorm"
-            raise mismatch(ValueError, problem, got=type(part).__name__, where=where, hint=hint)
+            raise mismatch(ValueError, problem, got=type(each).__name__, where=where, hint=hint)
 
 
 def _is_autocast(device: torch.device) -> bool:

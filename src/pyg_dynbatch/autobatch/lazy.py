@@ -151,13 +151,13 @@ class Lazy(RecordedValue):
         hint = ""
         if name in ("backward", "grad", "retain_grad", "register_hook"):
             hint = "return the value from the model, and use it there"
-        raise _refused(self, problem, kind=AttributeError, hint=hint)
+        raise _refused(self, problem, error_class=AttributeError, hint=hint)
 
     def numpy(self, *_: object, **__: object) -> NoReturn:
         """Raise an error: there is no value yet."""
         problem = "autobatch: numpy() of a value that has not been computed"
         hint = "tolist() or item() compute it; torch operations are recorded"
-        raise _refused(self, problem, kind=RuntimeError, hint=hint)
+        raise _refused(self, problem, error_class=RuntimeError, hint=hint)
 
     __array__ = numpy
     __array_ufunc__ = None
@@ -181,10 +181,10 @@ _find_impl = functools._find_impl  # type: ignore[attr-defined]
 
 
 def find_implementation(
-    kind: type, registry: Mapping[type, Callable[..., Any]]
+    cls: type, registry: Mapping[type, Callable[..., Any]]
 ) -> Callable[..., Any] | None:
     """Return what ``functools.singledispatch`` calls for a class; a lazy value is a tensor."""
-    return _find_impl(torch.Tensor if kind is Lazy else kind, registry)
+    return _find_impl(torch.Tensor if cls is Lazy else cls, registry)
 
 
 def _copied(content: Content) -> Content:
@@ -192,9 +192,9 @@ def _copied(content: Content) -> Content:
 
 
 def _refused(
-    value: Lazy, problem: str, kind: type[Exception] = TypeError, *, hint: str
+    value: Lazy, problem: str, error_class: type[Exception] = TypeError, *, hint: str
 ) -> Exception:
-    return mismatch(kind, problem, got=repr(value), where=value._session.where(), hint=hint)
+    return mismatch(error_class, problem, got=repr(value), where=value._session.where(), hint=hint)
 
 
 def _in_place(value: Lazy, name: str) -> Exception:

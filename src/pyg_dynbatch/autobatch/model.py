@@ -20,6 +20,7 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_map_only, tree_unfl
 
 from pyg_dynbatch.autobatch.cache import Example, Kept, example_of
 from pyg_dynbatch.autobatch.collate import (
+    Emitted,
     Outcome,
     ResultColumn,
     Schedule,
@@ -54,18 +55,6 @@ LOOP_BELOW_IN_TRAINING = 12
 LOOP_BELOW_IN_INFERENCE = 64
 """Numbers of examples from which on batching was faster on most models of benchmarks.autobatch."""
 _Ended = TypeVar("_Ended")
-
-
-class Emitted(NamedTuple):
-    """Values of one name that the examples of a batch emitted.
-
-    Args:
-        rows: The values, ``[value, ...]``.
-        example: The example of each, int64 ``[value]``.
-    """
-
-    rows: Tensor
-    example: Tensor
 
 
 class AutoBatch(nn.Module):
@@ -181,7 +170,7 @@ class AutoBatch(nn.Module):
             next(rows) if isinstance(column, ValueColumn) else column for column in outcome.columns
         ]
         emitted = {
-            name: (next(rows), torch.tensor(examples, device=session.device))
+            name: Emitted(next(rows), torch.tensor(examples, device=session.device))
             for name, (_, examples) in outcome.emitted.items()
         }
         return self._finish(tree_unflatten(leaves, outcome.structure), emitted)
@@ -257,13 +246,13 @@ class AutoBatch(nn.Module):
         for number, example in enumerate(examples):
             with _emitting(collected, number):
                 results.append(self.plain(example))
-        emitted = dict[str, tuple[Tensor, Tensor]]()
+        emitted = dict[str, Emitted]()
         for name, (values, numbers) in collected.items():
             rows = torch.stack(values)  # type: ignore[arg-type] # no lazy values
-            emitted[name] = rows, torch.tensor(numbers, device=rows.device)
+            emitted[name] = Emitted(rows, torch.tensor(numbers, device=rows.device))
         return self._finish(_stack(results), emitted)
 
-    def _finish(self, output: Any, emitted: dict[str, tuple[Tensor, Tensor]]) -> Any:
+    def _finish(self, output: Any, emitted: dict[str, Emitted]) -> Any:
         """Keep what was emitted; connect all parameters, as other ranks wait for all gradients."""
         is_distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
         if is_distributed and torch.is_grad_enabled():
@@ -272,7 +261,7 @@ class AutoBatch(nn.Module):
             output, emitted = tree_map_only(
                 Tensor, lambda x: x + nothing if x.is_floating_point() else x, (output, emitted)
             )
-        self.emitted = {name: Emitted(*pair) for name, pair in emitted.items()}
+        self.emitted = emitted
         return output
 
     def __deepcopy__(self, memo: dict[int, object]) -> "AutoBatch":

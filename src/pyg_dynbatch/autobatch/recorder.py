@@ -58,7 +58,7 @@ class Method:
     def __init__(self, target: Callable[..., Any]) -> None:
         self.__wrapped__ = target
 
-    def __get__(self, value: object, kind: type | None = None) -> "Method | partial[object]":
+    def __get__(self, value: object, cls: type | None = None) -> "Method | partial[object]":
         return self if value is None else partial(self, value)
 
     def __call__(self, *args: object, **kwargs: object) -> object:
@@ -215,7 +215,7 @@ def active_recorder() -> "Session | None":
     return getattr(_local, "recorder", None)
 
 
-def intercepted(kind: type) -> Callable[..., Any]:
+def intercepted(cls: type) -> Callable[..., Any]:
     """Return a method that records calls of a class of modules."""
     return recorded_call(_known["call_module"])
 
@@ -224,10 +224,10 @@ ClassInfo = type | UnionType | tuple["ClassInfo", ...]
 """The second argument of ``isinstance``."""
 
 
-def is_instance(value: object, kinds: ClassInfo) -> bool:
+def is_instance(value: object, classes: ClassInfo) -> bool:
     """Return what ``isinstance`` does, where lazy values are tensors."""
-    is_lazy = type(value) is _known["lazy"] and kinds is not _known["lazy"]
-    return _isinstance(_known["like"] if is_lazy else value, kinds)
+    is_lazy = type(value) is _known["lazy"] and classes is not _known["lazy"]
+    return _isinstance(_known["like"] if is_lazy else value, classes)
 
 
 _isinstance = isinstance

@@ -179,10 +179,11 @@ class Session(Recorder):
         sites = self.table.recorded
         code = self.past[: self.base]
         begins = begins_of(sites, code)
-        values = begins[:, None] + np.arange(sites.most_results)
+        places = np.arange(sites.most_results)
+        values = begins[:, None] + places
         rows = self.values.row[np.minimum(values, self.base - 1)]
         widths = np.array([len(site.results) for site in sites])[code[begins]]
-        is_result = np.arange(sites.most_results) < widths[:, None]
+        is_result = places < widths[:, None]
         is_row = (rows == row) & (sites.types[code[begins]] == kind)
         return self.example_of(int(values[is_row & is_result][0]))
 
@@ -235,18 +236,20 @@ class Session(Recorder):
                 return self._unrecorded(target, argument), reads
         if torch.is_grad_enabled() is not self.grad:
             key.append("no_grad")
+
         exact = tuple(key)
         site = self.table.by_key.get(exact)
-        if site is None:
-            if not reads and isinstance(target, nn.Module):
-                return NotImplemented, reads
-            if self.table.numbers.vary(exact):
-                if isinstance(target, nn.Module):
-                    reason = "a number among its arguments differs from call to call"
-                    self.table.opened[target] = self.line(), reason
-                    return OPEN, reads
-                return VARIES, reads
-            site = self.table.by_key[exact] = self._site(exact, target, args, kwargs)
+        if site is not None:
+            return site, reads
+        if not reads and isinstance(target, nn.Module):
+            return NotImplemented, reads
+        if self.table.numbers.vary(exact):
+            if isinstance(target, nn.Module):
+                reason = "a number among its arguments differs from call to call"
+                self.table.opened[target] = self.line(), reason
+                return OPEN, reads
+            return VARIES, reads
+        site = self.table.by_key[exact] = self._site(exact, target, args, kwargs)
         return site, reads
 
     def number_row(self, number: float, kinds: Sequence[int]) -> Lazy:
@@ -306,27 +309,27 @@ class Session(Recorder):
         depth: int = 0,
     ) -> bool:
         """Append an argument to a key, and its values to the reads; false for Python objects."""
-        kind = type(argument)
-        if kind is Lazy:
+        cls = type(argument)
+        if cls is Lazy:
             if argument._session is not self:
                 argument = self.foreign(argument)
             key.append(argument._kind)
             reads.append(argument._number)
-        elif kind is tuple or kind is list:
+        elif cls is tuple or cls is list:
             if depth == 2:  # a tree, rather than a state
                 return False
-            key.append((kind, len(argument)))
+            key.append((cls, len(argument)))
             for item in argument:
                 if not self._encode(item, key, reads, target, depth + 1):
                     return False
-        elif kind is Tensor or isinstance(argument, Tensor):
+        elif cls is Tensor or isinstance(argument, Tensor):
             with unseen():
                 return self._encode_tensor(argument, key, reads, target, depth)
-        elif kind in _STATIC or isinstance(argument, np.generic):
+        elif cls in _STATIC or isinstance(argument, np.generic):
             # 0.0 and -0.0 are equal, but their quotients are not.
             is_zero = isinstance(argument, float) and not argument
-            key.append((kind, str(argument) if is_zero else argument))
-        elif kind is slice:
+            key.append((cls, str(argument) if is_zero else argument))
+        elif cls is slice:
             start = argument.start
             stop = argument.stop
             step = argument.step
@@ -335,13 +338,13 @@ class Session(Recorder):
             else:
                 key.append(slice)
                 return self._encode((start, stop, step), key, reads, target)
-        elif kind is dict:
+        elif cls is dict:
             key.append((dict, *argument))
             return self._encode(list(argument.values()), key, reads, target, depth)
         elif isinstance(argument, PackedSequence):
             raise self._packed(f"autobatch: {name_of(target)} is given a packed sequence")
         elif isinstance(argument, tuple):  # a named tuple
-            key.append(kind)
+            key.append(cls)
             return self._encode(tuple(argument), key, reads, target, depth)
         else:
             return False
@@ -635,6 +638,7 @@ class Session(Recorder):
         for tensor, version in self.unread:
             self._check_version(tensor, version)
         self.unread.clear()
+
         steps = self.plan(read_now, read_later)
         inputs: dict[RowType | str, Rows] = {
             row_type: (rows,) for row_type, rows in self.outside_tensors().items()
@@ -648,6 +652,7 @@ class Session(Recorder):
                 self.run.extend(steps.to(self.device), inputs)
         finally:
             ACTIVE.session = recording
+
         self.table.state.flushed()
         self.example = example
         self.outside = {}
@@ -693,6 +698,7 @@ class Session(Recorder):
             self.places_past = np.resize(self.places_past, room)
         self.past[self.base : size] = self.new_code()
         self.places_past[self.base : size] = np.frombuffer(self.places(), dtype=np.int32)
+
         code = self.past[:size]
         new_begins = begins_of(sites, code, self.base)
         self.first_rows = self._generalized(code, new_begins)
@@ -701,6 +707,7 @@ class Session(Recorder):
         self.clear()
         self.values.grow(size)
         self._count_rows(len(sites.row_types))
+
         steps, left_out = plan(
             Records(sites, code, begins, self.values),
             self.rows,
@@ -710,9 +717,8 @@ class Session(Recorder):
             read_now=read_now,
             read_later=read_later,
         )
-        self.pending = (
-            left_out if read_later is None else left_out[:0]
-        )  # nobody will read the others
+        # Where all values that are read later are known, nobody will read the others.
+        self.pending = left_out if read_later is None else left_out[:0]
         if self.table.lengths.buffers and self.can_run:
             steps = self._without_inputs(steps)
         return steps

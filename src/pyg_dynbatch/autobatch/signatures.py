@@ -444,14 +444,14 @@ class NumberArguments:
         met.add(numbers)
         return len(met) > MOST_NUMBERS
 
-    def dtype_of(self, kind: type[float], kinds: Sequence[int]) -> torch.dtype:
+    def dtype_of(self, cls: type[float], kinds: Sequence[int]) -> torch.dtype:
         """Return the dtype of a tensor that takes the place of a number beside values."""
-        key = (kind, *kinds)
+        key = (cls, *kinds)
         if key not in self._dtypes:
             samples = [self._samples[each] for each in kinds]
             # A condition, as that of torch.where, has no part in it.
             samples = [each for each in samples if each.dtype != torch.bool] or samples
-            dtype = torch.result_type(samples[0], kind(1))
+            dtype = torch.result_type(samples[0], cls(1))
             for sample in samples[1:]:
                 dtype = torch.promote_types(dtype, sample.dtype)
             self._dtypes[key] = dtype
@@ -464,10 +464,10 @@ def _is_number(token: object) -> TypeGuard[tuple[type, object]]:
 
 def failed(error: Exception, problem: str, where: str, hint: str) -> Exception:
     """Create the error for a call that fails because autobatch makes it in a different way."""
-    kinds = TypeError, ValueError, IndexError, AttributeError
-    kind = next((k for k in kinds if type(error) is k), RuntimeError)
+    classes = TypeError, ValueError, IndexError, AttributeError
+    cls = next((k for k in classes if type(error) is k), RuntimeError)
     got = f"{type(error).__name__}: {error}".strip()
-    return mismatch(kind, problem, got=got, where=where, hint=hint)
+    return mismatch(cls, problem, got=got, where=where, hint=hint)
 
 
 def name_of(target: object) -> str:

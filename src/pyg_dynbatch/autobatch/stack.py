@@ -17,7 +17,8 @@ from torch.utils._pytree import GetAttrKey, TreeSpec, register_pytree_node
 
 from pyg_dynbatch.autobatch.forms import Examined
 from pyg_dynbatch.autobatch.lazy import ACTIVE, Lazy, TensorOrLazy
-from pyg_dynbatch.autobatch.programs import NODES, flattened, own_form, type_of, unflattened
+from pyg_dynbatch.autobatch.nesting import NODES, flattened, type_of, unflattened
+from pyg_dynbatch.autobatch.programs import own_form
 from pyg_dynbatch.autobatch.ragged import RaggedValues, as_row, record_own, rows
 from pyg_dynbatch.autobatch.session import Session
 from pyg_dynbatch.autobatch.signatures import Own, SignatureTable, Spec
@@ -154,9 +155,9 @@ class Stack:
                 stack = stack._type(below_pointer)
         return stack
 
-    def _making(self, kind: "type[_OnStacks]") -> "Callable[[], _OnStacks]":
+    def _making(self, operation_class: "type[_OnStacks]") -> "Callable[[], _OnStacks]":
         """Return what makes an operation of these stacks."""
-        return lambda: kind(self._type.types)
+        return lambda: operation_class(self._type.types)
 
     def _leaves(self, value: object) -> list[Any]:
         """Check a value, and list its tensors."""

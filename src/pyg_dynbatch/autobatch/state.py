@@ -74,18 +74,6 @@ class Conditions(NamedTuple):
                 raise mismatch(ValueError, problem, expected, got, hint=hint)
 
 
-def _num_hooks(module: nn.Module) -> int:
-    return sum(len(getattr(module, kind)) for kind in HOOKS)
-
-
-def _difference(these: object, others: object) -> str:
-    """Describe the first item that differs."""
-    if not isinstance(these, tuple) or not isinstance(others, tuple):
-        return str(these)
-    pairs = zip_longest(these, others, fillvalue="nothing")
-    return str(next(one for one, other in pairs if one != other))
-
-
 class WatchedModule:
     """A module of the model, and what it was when a call of it was recorded.
 
@@ -165,62 +153,6 @@ class WatchedModule:
         now = self._facts_now()
         names = [name for name in {**before, **now} if not _is_same(before, now, name)]
         return [name.removesuffix(" itself") for name in names]
-
-
-def _containers(module: nn.Module) -> dict[str, ListOrDict]:
-    """Return the lists and dicts that a module has as attributes, by name."""
-    return {
-        name: value
-        for name, value in vars(module).items()
-        if name not in _INTERNAL and type(value) in _CONTAINERS
-    }
-
-
-def _counted(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """List the parameters and buffers of one module whose changes torch counts, by name."""
-    own = vars(module)
-    for name, tensor in (*own["_parameters"].items(), *own["_buffers"].items()):
-        if isinstance(tensor, Tensor) and _version(tensor) >= 0:
-            yield name, tensor
-
-
-def _version(tensor: Tensor) -> int:
-    """Return how often a tensor was changed in place; -1 if that is not counted."""
-    if isinstance(tensor, Lazy) or is_lazy(tensor) or tensor.is_inference():
-        return -1
-    return tensor._version
-
-
-def _is_same(before: Mapping[str, Any], now: Mapping[str, Any], name: str) -> bool:
-    """Return whether an attribute is the same object, or an equal plain value."""
-    if name not in before or name not in now:
-        return False
-    old = before[name]
-    new = now[name]
-    is_plain = type(old) is type(new) and isinstance(old, int | float | str | tuple)
-    return old is new or (is_plain and bool(old == new))
-
-
-def changed(name: str, where: str) -> RuntimeError:
-    """Create the error for a change of what recorded calls read."""
-    problem = f"autobatch: {name!r} was changed while the model was recorded"
-    got = "calls that read it are run later, and would all find its last value"
-    hint = "change it outside the model, in a submodule that is not opened, or use a new tensor"
-    return mismatch(RuntimeError, problem, got=got, where=where, hint=hint)
-
-
-def holds_values(value: object, depth: int = 3) -> bool:
-    """Return whether an object is a recorded value or, as far as can be seen, holds one."""
-    if type(value) is Lazy:
-        return True
-    if not depth or isinstance(value, type | nn.Module | Tensor):
-        return False
-    items = [*getattr(value, "__dict__", {}).values()]
-    if isinstance(value, Mapping):
-        items += value.values()
-    elif isinstance(value, list | tuple | set | frozenset | deque):
-        items += value
-    return any(holds_values(item, depth - 1) for item in items)
 
 
 class _Held(NamedTuple):
@@ -333,7 +265,8 @@ class State:
             if watched in self._called and not watched.is_same():
                 raise watched.error(where())
             if not watched.is_as_judged():
-                problem = f"autobatch: the model changes an attribute of {watched.path!r} before its calls"
+                path = watched.path
+                problem = f"autobatch: the model changes an attribute of {path!r} before its calls"
                 expected = "the attributes with which its calls were met first"
                 hint = "pass what differs as an argument, or change it outside of the model"
                 raise mismatch(RuntimeError, problem, expected, where=where(), hint=hint)
@@ -478,6 +411,28 @@ class State:
                 value.extend(kept)
 
 
+def changed(name: str, where: str) -> RuntimeError:
+    """Create the error for a change of what recorded calls read."""
+    problem = f"autobatch: {name!r} was changed while the model was recorded"
+    got = "calls that read it are run later, and would all find its last value"
+    hint = "change it outside the model, in a submodule that is not opened, or use a new tensor"
+    return mismatch(RuntimeError, problem, got=got, where=where, hint=hint)
+
+
+def holds_values(value: object, depth: int = 3) -> bool:
+    """Return whether an object is a recorded value or, as far as can be seen, holds one."""
+    if type(value) is Lazy:
+        return True
+    if not depth or isinstance(value, type | nn.Module | Tensor):
+        return False
+    items = [*getattr(value, "__dict__", {}).values()]
+    if isinstance(value, Mapping):
+        items += value.values()
+    elif isinstance(value, list | tuple | set | frozenset | deque):
+        items += value
+    return any(holds_values(item, depth - 1) for item in items)
+
+
 def _mark(container: ListOrDict) -> tuple[int, object]:
     """Return a cheap sign that a container has changed; other objects in a dict may be a cache."""
     if not container:
@@ -486,3 +441,49 @@ def _mark(container: ListOrDict) -> tuple[int, object]:
         last = container[next(reversed(container))]
         return (len(container), last) if type(last) is Lazy else (0, None)
     return len(container), container[-1]
+
+
+def _is_same(before: Mapping[str, Any], now: Mapping[str, Any], name: str) -> bool:
+    """Return whether an attribute is the same object, or an equal plain value."""
+    if name not in before or name not in now:
+        return False
+    old = before[name]
+    new = now[name]
+    is_plain = type(old) is type(new) and isinstance(old, int | float | str | tuple)
+    return old is new or (is_plain and bool(old == new))
+
+
+def _version(tensor: Tensor) -> int:
+    """Return how often a tensor was changed in place; -1 if that is not counted."""
+    if isinstance(tensor, Lazy) or is_lazy(tensor) or tensor.is_inference():
+        return -1
+    return tensor._version
+
+
+def _counted(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """List the parameters and buffers of one module whose changes torch counts, by name."""
+    own = vars(module)
+    for name, tensor in (*own["_parameters"].items(), *own["_buffers"].items()):
+        if isinstance(tensor, Tensor) and _version(tensor) >= 0:
+            yield name, tensor
+
+
+def _containers(module: nn.Module) -> dict[str, ListOrDict]:
+    """Return the lists and dicts that a module has as attributes, by name."""
+    return {
+        name: value
+        for name, value in vars(module).items()
+        if name not in _INTERNAL and type(value) in _CONTAINERS
+    }
+
+
+def _difference(these: object, others: object) -> str:
+    """Describe the first item that differs."""
+    if not isinstance(these, tuple) or not isinstance(others, tuple):
+        return str(these)
+    pairs = zip_longest(these, others, fillvalue="nothing")
+    return str(next(one for one, other in pairs if one != other))
+
+
+def _num_hooks(module: nn.Module) -> int:
+    return sum(len(getattr(module, kind)) for kind in HOOKS)

@@ -94,19 +94,17 @@ def is_in_table(module: nn.Module) -> bool:
 
 
 def _maker_of(module: nn.Module) -> LayerMaker | None:
-    kind = type(module)
-    is_cell = f"{kind.__module__}.{kind.__qualname__}" in CELLS
-    maker = _recursive_cell if is_cell else LAYERS.get(kind)
+    cls = type(module)
+    is_cell = f"{cls.__module__}.{cls.__qualname__}" in CELLS
+    maker = _recursive_cell if is_cell else LAYERS.get(cls)
     return maker if maker and _runs_its_class(module) else None
 
 
 def _runs_its_class(module: nn.Module) -> bool:
     """Return whether calls run the methods of the class, and no hook."""
-    kind = type(module)
-    has_own_methods = any(
-        name in vars(module) for name in dir(kind) if callable(getattr(kind, name))
-    )
-    return calls_only(module, forward=kind.forward) and not has_own_methods
+    cls = type(module)
+    has_own_methods = any(name in vars(module) for name in dir(cls) if callable(getattr(cls, name)))
+    return calls_only(module, forward=cls.forward) and not has_own_methods
 
 
 # Layers that compute the same for every row.

@@ -27,7 +27,7 @@ def folded(form: Form) -> Form:
     def run(*rows: Tensor) -> Any:
         size = rows[0].shape[:2]
         result = form(*(row.flatten(0, 1) for row in rows))
-        return tree_map(lambda part: part.unflatten(0, size), result)
+        return tree_map(lambda tensor: tensor.unflatten(0, size), result)
 
     return run
 
