@@ -84,7 +84,7 @@ class SessionRun(Run):
 
     def write(self, buffer: int, first: int, rows: AnyRows | Rows) -> None:
         """Keep the results of a step."""
-        if of_any_length(rows):
+        if isinstance(rows, Sequences | Groups):
             self.sequences[buffer].append(first, rows)
         else:
             super().write(buffer, first, rows)
