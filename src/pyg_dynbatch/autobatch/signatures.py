@@ -126,7 +126,7 @@ Build = Callable[[Sequence[Lazy]], Any]
 
 @dataclass(eq=False)
 class SignatureSite:
-    """One signature in a table: its number, and what its calls return."""
+    """One signature in a table: its number, and what its calls return. It stays as it is."""
 
     number: int
     kinds: tuple[int, ...]  # row type of each result, as a number of the table
