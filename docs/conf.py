@@ -1,5 +1,10 @@
 """Settings of the documentation site: ``python -m sphinx -W -b html docs site``."""
 
+from pygments.lexer import inherit
+from pygments.lexers.shell import BashLexer
+from pygments.token import Name
+from sphinx.application import Sphinx
+
 from pyg_dynbatch import __version__
 
 project = "pyg_dynbatch"
@@ -15,7 +20,7 @@ extensions = [
     "sphinx.ext.viewcode",
     "sphinx_copybutton",
 ]
-# Links of the pages to files outside this folder are followed on GitHub.
+# Links of the pages to Markdown outside this folder are followed on GitHub, except the results.
 suppress_warnings = ["myst.xref_missing", "myst.xref_ambiguous"]
 
 # Pages and notebooks
@@ -46,3 +51,20 @@ html_theme = "furo"
 html_title = project
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
+
+
+class CommandLexer(BashLexer):
+    """Mark the options of commands, so that a phone does not break a line inside of them."""
+
+    tokens = {"data": [(r"--?[\w.-]+", Name.Attribute), inherit]}  # noqa: RUF012
+
+
+def link_results(app: Sphinx, page: str, source: list[str]) -> None:
+    """Let links to the results lead to their page on the site."""
+    source[0] = source[0].replace("](../benchmarks/RESULTS.md", "](benchmarks/results.md")
+
+
+def setup(app: Sphinx) -> None:
+    """Add what Sphinx has no setting for."""
+    app.add_lexer("bash", CommandLexer)
+    app.connect("source-read", link_results)

@@ -22,7 +22,7 @@ MILLISECONDS = 1100
 
 def draw(trees: list, level_sizes: tuple[int, ...], steps: int) -> Image.Image:
     """Draw the trees after some steps, with one bar for each of them."""
-    figure = Figure(figsize=(9, 5), layout="constrained")
+    figure = Figure(figsize=(6, 4), layout="constrained")
     upper, lower = figure.subplots(2, 1, height_ratios=[3, 2])
     left = 0.0
     for tree in trees:
@@ -33,24 +33,24 @@ def draw(trees: list, level_sizes: tuple[int, ...], steps: int) -> Image.Image:
         for child, parent in tree.edge_index.T.tolist():
             upper.plot(x[[child, parent]], depth[[child, parent]], color="#999999", zorder=1)
         colours = [COLOURS[level] if level < steps else WAITING for level in depth]
-        upper.scatter(x, depth, s=330, c=colours, edgecolors="#555555", zorder=2)
+        upper.scatter(x, depth, s=200, c=colours, edgecolors="#555555", zorder=2)
     upper.set_ylim(-0.5, len(level_sizes) - 0.5)
-    upper.set_title("three trees of a mini-batch", fontsize=13)
+    upper.set_title("three trees of a mini-batch", fontsize=12)
     for step, rows in enumerate(level_sizes):
         is_done = step < steps
         lower.barh(step, rows if is_done else 0, color=COLOURS[step])
         text = f"call {step + 1}: {rows} {'node' if rows == 1 else 'nodes'}"
-        lower.text(-0.2, step, text, ha="right", va="center", alpha=1.0 if is_done else 0.25)
+        lower.text(-0.2, step, text, ha="right", va="center", fontsize=11, alpha=1.0 if is_done else 0.5)
     lower.set_xlim(-4, max(level_sizes) + 1)
     lower.set_ylim(len(level_sizes) - 0.5, -0.5)
     done = steps == len(level_sizes)
     total = sum(level_sizes)
     title = f"{steps} calls instead of {total}" if done else "one call computes a whole level"
-    lower.set_title(title, fontsize=13)
+    lower.set_title(title, fontsize=12)
     for axes in (upper, lower):
         axes.axis("off")
     buffer = BytesIO()
-    figure.savefig(buffer, dpi=90)
+    figure.savefig(buffer, dpi=140)
     return Image.open(buffer).convert("RGB").quantize(32)
 
 
