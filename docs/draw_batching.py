@@ -40,7 +40,8 @@ def draw(trees: list, level_sizes: tuple[int, ...], steps: int) -> Image.Image:
         is_done = step < steps
         lower.barh(step, rows if is_done else 0, color=COLOURS[step])
         text = f"call {step + 1}: {rows} {'node' if rows == 1 else 'nodes'}"
-        lower.text(-0.2, step, text, ha="right", va="center", fontsize=11, alpha=1.0 if is_done else 0.5)
+        alpha = 1.0 if is_done else 0.5
+        lower.text(-0.2, step, text, ha="right", va="center", fontsize=11, alpha=alpha)
     lower.set_xlim(-4, max(level_sizes) + 1)
     lower.set_ylim(len(level_sizes) - 0.5, -0.5)
     done = steps == len(level_sizes)
