@@ -574,12 +574,15 @@ class Panel(NamedTuple):
 
 
 def draw(panels: Iterable[Panel], path: Path) -> Path:
-    """Draw panels side by side; the suffix of the path is the format."""
+    """Draw panels, two in a row; the suffix of the path is the format."""
     from pyg_dynbatch.plots import draw_curves, new_figure, save_figure
 
     panels = list(panels)
-    figure, grid = new_figure(1, len(panels), 5.0, 3.5)
-    for axes, panel in zip(grid, panels, strict=True):
+    columns = min(len(panels), 2)
+    figure, grid = new_figure(math.ceil(len(panels) / columns), columns, 5.0, 3.5)
+    for unused in grid[len(panels) :]:
+        unused.remove()
+    for axes, panel in zip(grid, panels, strict=False):
         draw_curves(axes, panel.curves(), *panel.labels)
         axes.set_title(panel.title)
         if "x" in panel.log:
