@@ -172,7 +172,9 @@ class CLI(LightningCLI):
         if self.model.test_table:
             model.draw(folder, self.model.test_table, self.datamodule.dataset("test"))
         best = getattr(self.trainer.checkpoint_callback, "best_model_path", "")
-        print(f"run: {folder}, checkpoint: {self.trainer.ckpt_path or best}")
+        # After a fit without a test, ckpt_path is still that from which the fit went on.
+        checkpoint = best if self.subcommand == "fit" and best else self.trainer.ckpt_path
+        print(f"run: {folder}, checkpoint: {checkpoint}")
 
 
 # A shortened option is more often a mistyped one.
