@@ -113,12 +113,13 @@ def test_the_log_of_a_run_has_no_adverts(folder: Path, capsys, caplog) -> None:
     assert "for others" in caplog.text
 
 
-def test_fit_goes_on_from_a_checkpoint(folder: Path) -> None:
+def test_fit_goes_on_from_a_checkpoint(folder: Path, capsys) -> None:
     options = ("fit", "--config", "tree.yaml", "--trainer.max_epochs")
     assert run(*options, "3") == 0
     assert run(*options, "1") == 0
     checkpoints = Path("runs/small/version_1/checkpoints")
     assert run(*options, "3", "--ckpt_path", str(checkpoints / "last.ckpt")) == 0
+    assert capsys.readouterr().out.rstrip().endswith("version_1/checkpoints/best.ckpt")
     assert sorted(path.name for path in checkpoints.iterdir()) == ["best.ckpt", "last.ckpt"]
     for name in ("best.ckpt", "last.ckpt"):
         straight = load(RUN / "checkpoints" / name).state_dict()
