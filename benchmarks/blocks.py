@@ -63,9 +63,10 @@ def add_options(parser: bench.Options) -> None:
 def sentiment(model: TreeClassifier) -> td.Block:
     """Write a binary Tree-LSTM classifier in blocks, with its parameters, for nested trees."""
     cell: Any = model.encoder.layer.cell
+    embedding: Any = model.embedding
     width = Weights.of(cell).width
     node = td.ForwardDeclaration(td.PyObjectType(), (width, width), name="node")
-    word = td.GetItem(1) >> td.Scalar("int64") >> model.embedding >> Leaf(cell)
+    word = td.GetItem(1) >> td.Scalar("int64") >> embedding >> Leaf(cell)
     pair = td.Record([(1, node()), (2, node())]) >> td.Function(Pair(cell))
     whole = node() >> td.Void()
     scored = td.Composition(name="scored")

@@ -1,14 +1,29 @@
 """The base class of blocks, pipes of blocks, and wires to items of their outputs."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import singledispatch
-from typing import Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
-from pyg_dynbatch.blocks.types import IOBase, PerThread, PyObjectType, ResultType, VoidType
+import numpy as np
+import torch
+from torch import nn
+
+from pyg_dynbatch.blocks.types import (
+    IOBase,
+    PerThread,
+    PyObjectType,
+    ResultType,
+    TypeLike,
+    VoidType,
+)
 from pyg_dynbatch.core.errors import mismatch
 
+if TYPE_CHECKING:
+    from pyg_dynbatch.blocks.code import Code, Expression
+    from pyg_dynbatch.blocks.layers import Layer
 
-def _fail_as_truth_value(self: Any) -> NoReturn:
+
+def _fail_as_truth_value(self: object) -> NoReturn:
     """Raise an error: no example exists while blocks are wired, so they have no truth value."""
     what = f"{type(self).__name__}: used as a truth value while blocks are wired"
     hint = "td.OneOf(key_fn, cases), torch.where in a td.Function, or `block is not None`"
@@ -18,13 +33,13 @@ def _fail_as_truth_value(self: Any) -> NoReturn:
 class Wire(NamedTuple):
     """One item, or a slice, of the output of a block; ``block[key]``."""
 
-    source: Any
-    key: Any
+    source: "Source"
+    key: object
 
     def __bool__(self) -> bool:
         _fail_as_truth_value(self)
 
-    def __getitem__(self, key: Any) -> "Wire":
+    def __getitem__(self, key: object) -> "Wire":
         return Wire(self, key)
 
 
@@ -65,10 +80,10 @@ class Block(IOBase):
 
     def __init__(
         self,
-        children: Sequence[Any] = (),
-        input_type: Any = None,
-        output_type: Any = None,
-        name: Any = None,
+        children: Sequence["BlockLike"] = (),
+        input_type: TypeLike | None = None,
+        output_type: TypeLike | None = None,
+        name: str | None = None,
     ) -> None:
         self._parent: Block | None = None
         # The forward declaration that was resolved to this block.
@@ -129,13 +144,13 @@ class Block(IOBase):
 
     # These three are also methods of layers.
 
-    def __rshift__(self: Any, other: Any) -> "Block":
+    def __rshift__(self: "Block | Layer", other: "BlockLike") -> "Block":
         return Pipe(self, other)
 
-    def __rrshift__(self: Any, other: Any) -> "Block":
+    def __rrshift__(self: "Block | Layer", other: "BlockLike") -> "Block":
         return Pipe(other, self)
 
-    def reads(self: Any, *others: Any) -> "Block":
+    def reads(self: "Block | Layer", *others: "SourceLike") -> "Block":
         """Wire inputs, inside ``with composition.scope():``.
 
         Args:
@@ -152,7 +167,7 @@ class Block(IOBase):
         scopes.items[-1].connect(others[0] if len(others) == 1 else others, block)
         return block
 
-    def __getitem__(self, key: Any) -> Wire:
+    def __getitem__(self, key: object) -> Wire:
         """Return a wire from one item, or from a slice, of the output."""
         return Wire(self, key)
 
@@ -164,8 +179,8 @@ class Block(IOBase):
             is_kept = self._keeps_objects and isinstance(kind, PyObjectType)
             self.set_output_type(kind if is_kept else self._output_for(kind))
 
-    def _output_for(self, kind: ResultType) -> ResultType | None:
-        """Return the type of the output for an input, if it is known by now."""
+    def _output_for(self, kind: Any) -> ResultType | None:
+        """Return the type of the output for an input of a valid type, if it is known by now."""
         return None
 
     def _expect_output(self, wanted: ResultType) -> None:
@@ -175,20 +190,23 @@ class Block(IOBase):
     def _check(self) -> None:
         """Raise errors that can be found only when the model is compiled."""
 
-    def _emit(self, code: Any, value: Any) -> Any:
+    def _emit(self, code: "Code", value: "Expression") -> "Expression":
         """Write the lines that compute the output from the input; ``code`` is a ``code.Code``."""
         raise NotImplementedError
 
-    def _known(self, side: str) -> Any:
+    def _known(self, side: str) -> ResultType:
         """Return the input or output type, which must be known by now."""
-        if self._types[side] is None:
+        kind = self._types[side]
+        if kind is None:
             expected = f"a type from its neighbors, or block.set_{side}_type(...)"
             self._fail(f"the {side} type cannot be inferred", expected, "no type")
-        return self._types[side]
+        return kind
 
     # Running.
 
-    def eval(self, inp: Any, *, tolist: bool = False, inputs: Any = None) -> Any:
+    def eval(
+        self, inp: object, *, tolist: bool = False, inputs: Mapping[str, torch.Tensor] | None = None
+    ) -> Any:
         """Evaluate one input, in evaluation mode: without dropout, with the statistics of norms.
 
         A compiled block, see :class:`Compiler`, follows ``train()`` and ``eval()``.
@@ -208,7 +226,7 @@ class Block(IOBase):
         """
         return runners["eval"](self, inp, tolist=tolist, inputs=inputs)
 
-    def max_depth(self, inp: Any) -> int:
+    def max_depth(self, inp: object) -> int:
         """Return the length of the longest chain of batched calls; nothing is computed.
 
         Example:
@@ -219,8 +237,21 @@ class Block(IOBase):
         return int(runners["max_depth"](self, inp))
 
 
+FieldsLike = dict[Any, Any] | list[Any] | tuple["BlockLike", ...]
+"""Blocks by key, pairs of a key and a block, or blocks for the keys 0, 1, …."""
+
+BlockLike = Block | nn.Module | torch.Tensor | np.ndarray | FieldsLike
+"""What :func:`convert_to_block` takes."""
+
+Source = Block | Wire | tuple["Source", ...]
+"""What the input of a block consists of inside a composition."""
+
+SourceLike = BlockLike | Wire | tuple["SourceLike", ...]
+"""What :meth:`Block.reads` takes."""
+
+
 @singledispatch
-def conversion(block_like: Any) -> Block:
+def conversion(block_like: object) -> Block:
     """Convert an object that is not a block; each kind is registered next to its block."""
     what = "convert_to_block: cannot be turned into a block"
     expected = "a block, layer, module, tensor, array, dict, list or tuple"
@@ -232,7 +263,7 @@ def conversion(block_like: Any) -> Block:
 conversion.register(Wire, conversion.dispatch(object))
 
 
-def convert_to_block(block_like: Any) -> Block:
+def convert_to_block(block_like: BlockLike) -> Block:
     """Convert an object to a block.
 
     Args:
@@ -278,14 +309,14 @@ class Identity(Block):
     def _infer(self) -> None:
         equate((self, "output"), (self, "input"))
 
-    def _emit(self, code: Any, value: Any) -> Any:
+    def _emit(self, code: "Code", value: "Expression") -> "Expression":
         return value
 
 
 class _Pipe(Block):
     """Apply at least two blocks one after another; see :func:`Pipe`."""
 
-    def __init__(self, *blocks: Block, name: Any = None) -> None:
+    def __init__(self, *blocks: Block, name: str | None = None) -> None:
         super().__init__(blocks, name=name)
 
     def _release_children(self) -> list[Block]:
@@ -306,13 +337,13 @@ class _Pipe(Block):
                 other.set_input_type(one.output_type)
         equate((self._children[-1], "output"), (self, "output"))
 
-    def _emit(self, code: Any, value: Any) -> Any:
+    def _emit(self, code: "Code", value: "Expression") -> "Expression":
         for child in self._children:
             value = code.emit(child, value)
         return value
 
 
-def Pipe(*blocks: Any, name: Any = None) -> Block:  # noqa: N802 - named like the classes
+def Pipe(*blocks: BlockLike, name: str | None = None) -> Block:  # noqa: N802 - named like the classes
     """Apply blocks one after another; ``a >> b`` makes it.
 
     Pipes are flattened and identities dropped; an empty pipe is an identity, a pipe of one block

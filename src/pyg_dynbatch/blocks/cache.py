@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils.data import Dataset
 
 from pyg_dynbatch.blocks.code import CompiledSource
 from pyg_dynbatch.blocks.tracing import Tracer
@@ -17,7 +18,7 @@ from pyg_dynbatch.core.recording import Recording
 from pyg_dynbatch.files import write_atomically
 
 
-class TracedExamples:
+class TracedExamples(Dataset[Recording]):
     """A data set of traced examples, for a loader whose ``collate_fn`` is a compiler's.
 
     A file that exists is read, and is refused unless the operations of the model with their types,

@@ -34,14 +34,16 @@ object, and ``h0`` a dictionary.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, partial
 from hashlib import sha256
 from itertools import repeat
 from types import GeneratorType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
 
 import pyg_dynbatch
 from pyg_dynbatch.blocks.block import Block
@@ -54,7 +56,13 @@ from pyg_dynbatch.blocks.types import (
 )
 from pyg_dynbatch.core.operation import Operations, Ragged, Signature
 from pyg_dynbatch.core.recording import CALL, CONSTANT, INPUT, Site, Sites
-from pyg_dynbatch.core.types import RowType
+from pyg_dynbatch.core.types import RowType, parts_of
+from pyg_dynbatch.core.types import TensorType as RowTensorType
+
+T = TypeVar("T")
+
+Expression = str | tuple["Expression", ...]
+"""A value in the written code; a tuple of values where the type is a tuple."""
 
 
 class UnknownKey(KeyError):
@@ -84,9 +92,15 @@ class CallSite(NamedTuple):
     site: Site
     path: str  # of the block, for messages
     # Of constants that are looked up: the rows to choose from.
-    table: Any = None
+    table: np.ndarray | None = None
     # Of constants that are indices: the number of rows they choose from, and the reader's path.
     bound: tuple[int, str] | None = None
+
+    @property
+    def row_type(self) -> RowTensorType:
+        """Type of the rows of a constant or an input: one tensor."""
+        (row_type,) = parts_of(self.site.results[0])
+        return row_type
 
 
 @dataclass
@@ -128,17 +142,18 @@ class ModelCode:
         self._functions: list[tuple[Code, Block]] = []
         self._dictionaries: list[str] = []
         self._numbers: Counter[str] = Counter()  # of the operations of a name
-        self._unique: dict[Any, Any] = {}
+        self._unique: dict[Hashable, Any] = {}
 
-    def unique(self, key: Any, make: Callable[[], Any]) -> Any:
+    def unique(self, key: Hashable, make: Callable[[], T]) -> T:
         """Return the one object of a key; equal modules are batched together."""
         if key not in self._unique:
             self._unique[key] = make()
-        return self._unique[key]
+        unique: T = self._unique[key]
+        return unique
 
-    def name_of(self, value: Any) -> str:
+    def name_of(self, value: object) -> str:
         """Name a host object in the written code."""
-        name: str = self.unique(("name", id(value)), lambda: f"g{len(self._names)}")
+        name = self.unique(("name", id(value)), lambda: f"g{len(self._names)}")
         self._names[name] = value
         return name
 
@@ -162,7 +177,7 @@ class ModelCode:
             free = f"{stem}_{self._numbers[stem]}"
         return self.operations.add(module, inputs, outputs, name=free, random=random)
 
-    def site(self, site: Site, path: str, table: Any = None) -> int:
+    def site(self, site: Site, path: str, table: np.ndarray | None = None) -> int:
         """Add a call site and number it."""
         self.sites.append(CallSite(site, path, table))
         return len(self.sites) - 1
@@ -171,7 +186,7 @@ class ModelCode:
         """Name the separate function of a block."""
         key = ("function", id(block))
         name = f"f{len(self._functions)}"
-        code: Code = self.unique(key, lambda: Code(self, name))
+        code = self.unique(key, lambda: Code(self, name))
         if code.function == name:
             self._functions.append((code, block))
         return code.function
@@ -219,7 +234,7 @@ class Zipped(NamedTuple):
     """The values that a loop over a zip iterates over, one entry per item of the zipped tuples."""
 
     sequences: tuple[str | None, ...]  # None where one value is repeated
-    values: tuple[Any, ...]  # the repeated values
+    values: tuple[Expression, ...]  # the repeated values
 
 
 class Code:
@@ -243,7 +258,7 @@ class Code:
         # The last constant: its name, its site, and the number of lines so far.
         self._last_data = "", 0, 0
 
-    def write(self, input_type: ResultType, body: Callable[[Any], Any]) -> None:
+    def write(self, input_type: ResultType, body: Callable[[Expression], Expression]) -> None:
         """Write the whole function: ``def f(x): … yield None, body(x)``."""
         first = (self.path, False)
         value = self.new(input_type, "x")
@@ -254,13 +269,13 @@ class Code:
             head = [f"    def {self.function}(x_):", f"        {packed(value)} = x_"]
         self.lines[:0] = [(line, first) for line in head]
 
-    def emit(self, block: Block, value: Any) -> Any:
+    def emit(self, block: Block, value: Expression) -> Expression:
         """Write what a block computes, and return its output value."""
         if self._indent > MAX_NESTING or block._declaration is not None:
             return self.call(block, value)
         return self.inline(block, value)
 
-    def inline(self, block: Block, value: Any) -> Any:
+    def inline(self, block: Block, value: Expression) -> Expression:
         """Write what a block computes into this function."""
         outer = self.path
         self.path = block._path()
@@ -268,7 +283,7 @@ class Code:
         self.path = outer
         return result
 
-    def call(self, block: Block, value: Any) -> Any:
+    def call(self, block: Block, value: Expression) -> Expression:
         """Write a call of a block that has its own function."""
         result = self.new(block._known("output"))
         self.line(f"{packed(result)} = yield {self.model.function_of(block)}, {packed(value)}")
@@ -278,11 +293,13 @@ class Code:
         """Add a line; with ``users_own``, errors in it come from the user's function."""
         self.lines.append(("    " * self._indent + text, (self.path, users_own)))
 
-    def assign(self, target: Any, value: Any) -> None:
+    def assign(self, target: Expression, value: Expression) -> None:
         """Write the assignment of a value to variables."""
         self.line(f"{packed(target)} = {packed(value)}")
 
-    def branches(self, kind: ResultType, *cases: tuple[str, Callable[[], Any]]) -> Any:
+    def branches(
+        self, kind: ResultType, *cases: tuple[str, Callable[[], Expression]]
+    ) -> Expression:
         """Write ``if``, ``elif`` and ``else`` with what each case computes; return the value."""
         result = self.new(kind)
         for header, write in cases:
@@ -298,18 +315,18 @@ class Code:
             self.line(f"{name} = {expression}")
         return name
 
-    def new(self, result_type: ResultType, stem: str = "v") -> Any:
-        """Create variables for a value of a type."""
+    def new(self, result_type: ResultType | None, stem: str = "v") -> Expression:
+        """Create variables for a value of a type; one if the type is unknown."""
         if isinstance(result_type, TupleType):
             return tuple(self.new(item, stem) for item in result_type)
         if isinstance(result_type, BroadcastSequenceType):
             return self.new(result_type.element_type, stem)
         return self.fresh(stem)
 
-    def reading(self, value: str) -> str:
+    def reading(self, value: Expression) -> str:
         """Write an expression for a host object that is read as a sequence."""
         seen = self.model.unique("read", self.model.dictionary)
-        return f"{self.model.name_of(read_once)}({value}, {seen})"
+        return f"{self.model.name_of(read_once)}({packed(value)}, {seen})"
 
     @contextmanager
     def inside(self, header: str) -> Iterator[None]:
@@ -324,26 +341,29 @@ class Code:
 
     # Recording.
 
-    def record_data(self, kind: int, row_type: RowType, data: str, table: Any = None) -> str:
+    def record_data(
+        self, kind: int, row_type: RowType, data: Expression, table: np.ndarray | None = None
+    ) -> str:
         """Write lines that record a constant, or the reading of an external row."""
         site = self.model.site(Site(kind, (row_type,)), self.path, table)
         name = self.fresh("c")
-        row = f"; A({self.model.name_of(row_of)}({data}))" if kind == INPUT else ""
-        self.line(f"{name} = L(); A({site}){row}; d{site}({data})")
+        item = packed(data)
+        row = f"; A({self.model.name_of(row_of)}({item}))" if kind == INPUT else ""
+        self.line(f"{name} = L(); A({site}){row}; d{site}({item})")
         self._last_data = name, site, len(self.lines)
         return name
 
-    def bound_data(self, value: str, size: int) -> None:
+    def bound_data(self, value: Expression, size: int) -> None:
         """Let a constant be an index below a size, if it was recorded just now, to be read here."""
         name, site, num_lines = self._last_data
         if (name, num_lines) == (value, len(self.lines)):
             sites = self.model.sites
             sites[site] = sites[site]._replace(bound=(size, self.path))
 
-    def record_all_data(self, row_type: RowType, data: Any, path: str) -> str:
+    def record_all_data(self, row_type: RowType, data: Expression, path: str) -> str:
         """Write lines that record a constant for each element of a sequence."""
         site = self.model.site(Site(CONSTANT, (row_type,)), path)
-        rows = self.fresh("s", f"[*{self.reading(packed(data))}]")
+        rows = self.fresh("s", f"[*{self.reading(data)}]")
         found = self.fresh("s")
         self.line(f"{found} = [*range(L(), L() + len({rows}))]")
         self.line(f"C.extend([{site}] * len({rows})); D{site}.extend({rows})")
@@ -369,7 +389,7 @@ class Code:
         return tuple(results)
 
 
-def _name_of(module: Any) -> str:
+def _name_of(module: object) -> str:
     module = getattr(module, "called", module)
     if not getattr(module, "name", None):
         # A layer around a module has the name of the module.
@@ -379,38 +399,47 @@ def _name_of(module: Any) -> str:
     return name.lower().strip("_")
 
 
-def packed(value: Any) -> str:
+def packed(value: Expression) -> str:
     """Write a value as one Python expression."""
     if isinstance(value, str):
         return value
     return f"({', '.join(map(packed, value))}{',' if len(value) == 1 else ''})"
 
 
-def packed_if_object(code: Code, items: tuple[Any, ...], result_type: ResultType | None) -> Any:
+def items_of(value: Expression, size: int) -> tuple[Expression, ...]:
+    """Write each item of a tuple, which may be one host object."""
+    if isinstance(value, tuple):
+        return value
+    return tuple(f"{value}[{number}]" for number in range(size))
+
+
+def packed_if_object(
+    code: Code, items: tuple[Expression, ...], result_type: ResultType | None
+) -> Expression:
     """Write a tuple as one host object if that is its type."""
     is_object = isinstance(result_type, PyObjectType)
     return code.fresh(expression=packed(items)) if is_object else items
 
 
-def row_of(item: Any) -> Any:
+def row_of(item: object) -> object:
     """Return the number of an external row, which may come with the number of rows."""
     return item[0] if isinstance(item, tuple) else item
 
 
-def key_text(code: Code, key: Any) -> str:
+def key_text(code: Code, key: object) -> str:
     """Write the key of an item: its text, or a name if the text does not evaluate to the key."""
     # Not of a subclass, such as an enumeration of strings, whose text differs.
     return repr(key) if type(key) in (str, int, bool, type(None)) else code.model.name_of(key)
 
 
-def flattened(value: Any) -> list[Any]:
+def flattened(value: object) -> list[Any]:
     """List the parts of nested tuples and lists."""
     if isinstance(value, tuple | list):
         return [part for item in value for part in flattened(item)]
     return [value]
 
 
-def read_once(value: Any, seen: dict[int, Any] | None = None) -> Any:
+def read_once(value: T, seen: dict[int, object] | None = None) -> T:
     """Return what is about to be read; raise an error for an iterator that was read before."""
     if hasattr(type(value), "__next__"):
         is_empty = isinstance(value, GeneratorType) and value.gi_frame is None
@@ -433,11 +462,11 @@ _LONG = 100_000
 
 def run_trampoline(
     function: Callable[[Any], Any],
-    argument: Any,
+    argument: object,
     max_depth: int | None,
     code: list[int],
     pack: Callable[[], None],
-) -> Any:
+) -> object:
     """Run a generator function that yields calls of others; the depth is not limited.
 
     A function yields ``(function, argument)`` to call another one, whose result is sent to it, and
@@ -472,7 +501,7 @@ def _check_ends(callers: list[Any], max_depth: int | None) -> None:
         expected = f"a depth of {max_depth}"
         got = f"{len(callers)} nested calls of declared blocks"
         raise TraceError(AssertionError, what, expected, got)
-    seen: set[Any] = set()
+    seen = set()
     for caller in callers:
         frame = caller.gi_frame
         name = frame.f_code.co_varnames[0]

@@ -1,5 +1,6 @@
 """Turn a block into a module that takes mini-batches of Python examples."""
 
+from collections.abc import Iterable, Mapping
 from functools import partial
 from itertools import count
 from typing import Any
@@ -7,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from pyg_dynbatch.blocks.block import Block, Identity, convert_to_block, runners
+from pyg_dynbatch.blocks.block import Block, BlockLike, Identity, convert_to_block, runners
 from pyg_dynbatch.blocks.code import Code, ModelCode, TraceError
 from pyg_dynbatch.blocks.control import Record, Void
 from pyg_dynbatch.blocks.draw import explained
@@ -65,7 +66,7 @@ class Compiler(nn.Module):
     """
 
     def __init__(
-        self, root_block_like: Any, max_depth: int | None = None, *, policy: Policy = "depth"
+        self, root_block_like: BlockLike, max_depth: int | None = None, *, policy: Policy = "depth"
     ) -> None:
         super().__init__()
         operations = Operations()
@@ -77,12 +78,14 @@ class Compiler(nn.Module):
 
     @classmethod
     def create(
-        cls, root_block_like: Any, max_depth: int | None = None, *, policy: Policy = "depth"
+        cls, root_block_like: BlockLike, max_depth: int | None = None, *, policy: Policy = "depth"
     ) -> "Compiler":
         """Compile a block: Fold's name of the constructor."""
         return cls(root_block_like, max_depth, policy=policy)
 
-    def forward(self, examples: Any, inputs: Any = None) -> BlockResult:
+    def forward(
+        self, examples: Iterable[object] | Steps, inputs: Mapping[str, torch.Tensor] | None = None
+    ) -> BlockResult:
         """Compute a mini-batch.
 
         Args:
@@ -108,11 +111,11 @@ class Compiler(nn.Module):
                 metric_examples[name] = torch.zeros(0, dtype=torch.int64, device=steps.device)
         return BlockResult(output, metrics, steps.result, metric_examples)
 
-    def max_depth(self, inp: Any) -> int:
+    def max_depth(self, inp: object) -> int:
         """Return the length of the longest chain of calls for an input; nothing is computed."""
         return self.tracer(inp).depth
 
-    def explain(self, example: Any) -> str:
+    def explain(self, example: object) -> str:
         """List the calls of an example, one per line, each with its block.
 
         Example:
@@ -188,14 +191,20 @@ def _reader_of(kind: ResultType) -> Block:
     return Void() if isinstance(kind, VoidType) else Identity()
 
 
-def _items_of(size: int, instance: Any) -> tuple[Any, ...]:
+def _items_of(size: int, instance: Iterable[object]) -> tuple[object, ...]:
     items = tuple(instance)
     if len(items) != size:
         raise TraceError(ValueError, "wrong number of items", str(size), len(items))
     return items
 
 
-def _evaluate(block: Block, inp: Any, *, tolist: bool = False, inputs: Any = None) -> Any:
+def _evaluate(
+    block: Block,
+    inp: object,
+    *,
+    tolist: bool = False,
+    inputs: Mapping[str, torch.Tensor] | None = None,
+) -> Any:
     """Evaluate one input; see :meth:`Block.eval`."""
     operations = Operations()
     tracer = compile_block(block, operations)
@@ -219,7 +228,7 @@ def _evaluate(block: Block, inp: Any, *, tolist: bool = False, inputs: Any = Non
     return (result, metrics) if metrics else result
 
 
-def _depth(block: Block, inp: Any) -> int:
+def _depth(block: Block, inp: object) -> int:
     return compile_block(block, Operations())(inp).depth
 
 

@@ -1,11 +1,20 @@
 """Blocks wired into an acyclic graph."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from pyg_dynbatch.blocks.block import Block, Wire, convert_to_block, equate, scopes
-from pyg_dynbatch.blocks.code import Code, packed_if_object
+from pyg_dynbatch.blocks.block import (
+    Block,
+    BlockLike,
+    Source,
+    SourceLike,
+    Wire,
+    convert_to_block,
+    equate,
+    scopes,
+)
+from pyg_dynbatch.blocks.code import Code, Expression, packed_if_object
 from pyg_dynbatch.blocks.sequences import emit_item, item_type
 from pyg_dynbatch.blocks.types import (
     PyObjectType,
@@ -17,61 +26,57 @@ from pyg_dynbatch.blocks.types import (
 )
 from pyg_dynbatch.core.errors import mismatch
 
-# A source is a block, a wire, or a tuple of sources.
+Wiring = int | str | list[Any] | tuple["Wiring", ...]
+"""A source with indices of children, as the text of a composition has it."""
 
 
-def mapped(source: Any, leaf: Callable[[Any], Any], wire: Callable[..., Any] = Wire) -> Any:
-    """Replace the blocks of a source, and its wires, by the results of functions."""
-    if isinstance(source, Wire):
-        return wire(mapped(source.source, leaf, wire), source.key)
-    if isinstance(source, tuple | list):
-        return tuple(mapped(item, leaf, wire) for item in source)
-    return leaf(source)
-
-
-def blocks_of(source: Any) -> list[Block]:
+def blocks_of(source: Source) -> list[Block]:
     """The blocks whose outputs a source consists of."""
-    found: list[Block] = []
-    mapped(source, found.append)
-    return found
+    if isinstance(source, Block):
+        return [source]
+    if isinstance(source, Wire):
+        return blocks_of(source.source)
+    return [block for item in source for block in blocks_of(item)]
 
 
-def type_of(owner: Block, source: Any) -> ResultType | None:
+def type_of(owner: Block, source: Source) -> ResultType | None:
     """Type of a source, if it is known."""
+    if isinstance(source, Block):
+        return source.output_type
     if isinstance(source, Wire):
         return item_type(owner, type_of(owner, source.source), source.key)
-    if source == ():
+    if not source:
         return VoidType()
-    if isinstance(source, tuple):
-        items = tuple(type_of(owner, item) for item in source)
-        return None if None in items else canonicalize_type(items)
-    found: ResultType | None = source.output_type
-    return found
+    items = [type_of(owner, item) for item in source]
+    known = tuple(item for item in items if item is not None)
+    return canonicalize_type(known) if len(known) == len(items) else None
 
 
-def _expect_output(source: Any, wanted: ResultType) -> None:
+def _expect_output(source: Source, expected: ResultType) -> None:
     """Pass the type that a reader expects to the blocks of a source."""
     if isinstance(source, Block):
-        source._expect_output(wanted)
-    elif isinstance(source, tuple) and not isinstance(source, Wire):
-        if isinstance(wanted, PyObjectType):
-            wanted = TupleType(*[wanted] * len(source))
-        if isinstance(wanted, TupleType) and len(wanted) == len(source):
-            for item, kind in zip(source, wanted, strict=True):
-                _expect_output(item, kind)
+        source._expect_output(expected)
+    elif not isinstance(source, Wire):
+        if isinstance(expected, PyObjectType):
+            expected = TupleType(*[expected] * len(source))
+        if isinstance(expected, TupleType) and len(expected) == len(source):
+            for item, item_type in zip(source, expected, strict=True):
+                _expect_output(item, item_type)
 
 
-def _value_of(owner: Block, code: Code, source: Any, values: dict[int, Any]) -> Any:
+def _value_of(
+    owner: Block, code: Code, source: Source, values: dict[Block, Expression]
+) -> Expression:
     """Write a source, given the values of the blocks that it reads."""
+    if isinstance(source, Block):
+        return values[source]
     if isinstance(source, Wire):
-        kind: Any = type_of(owner, source)
-        return emit_item(code, _value_of(owner, code, source.source, values), source.key, kind)
-    if source == ():
+        whole = _value_of(owner, code, source.source, values)
+        return emit_item(code, whole, source.key, type_of(owner, source))
+    if not source:
         return "None"
-    if isinstance(source, tuple):
-        items = tuple(_value_of(owner, code, item, values) for item in source)
-        return packed_if_object(code, items, type_of(owner, source))
-    return values[id(source)]
+    items = tuple(_value_of(owner, code, item, values) for item in source)
+    return packed_if_object(code, items, type_of(owner, source))
 
 
 class CompositionIO(Block):
@@ -117,10 +122,16 @@ class Composition(Block):
         tensor(9.)
     """
 
-    def __init__(self, children: Any = None, name: Any = None, *, wires: Any = ()) -> None:
+    def __init__(
+        self,
+        children: Sequence[BlockLike] | None = None,
+        name: str | None = None,
+        *,
+        wires: Iterable[tuple[Wiring, int | str]] = (),
+    ) -> None:
         super().__init__(children or (), name=name)
         # The source of each connected block, in the order of the connections, and its readers.
-        self._sources: dict[Block, Any] = {}
+        self._sources: dict[Block, Source] = {}
         self._readers: dict[Block, list[Block]] = {}
         # Connected blocks that have, or whose sources have, a type that is not known yet.
         self._untyped: list[Block] = []
@@ -129,26 +140,37 @@ class Composition(Block):
         #: Reads from children.
         self.output = CompositionIO(self, "output")
         for source, target in wires:
-            self.connect(self._from_indices(source), self._from_indices(target))
+            self.connect(self._source_at(source), self._block_at(target))
 
-    def _from_indices(self, source: Any) -> Any:
-        """Read a source or target of the argument ``wires``."""
-        if isinstance(source, tuple):
-            return tuple(self._from_indices(item) for item in source)
-        if isinstance(source, list):
-            return Wire(self._from_indices(source[0]), source[1])
+    def _source_at(self, wiring: Wiring) -> Source:
+        """Read a source of the argument ``wires``."""
+        if isinstance(wiring, tuple):
+            return tuple(self._source_at(item) for item in wiring)
+        if isinstance(wiring, list):
+            whole, key = wiring
+            return Wire(self._source_at(whole), key)
+        return self._block_at(wiring)
+
+    def _block_at(self, index: int | str) -> Block:
         sides = {"input": self.input, "output": self.output}
-        return sides[source] if isinstance(source, str) else self._children[source]
+        return sides[index] if isinstance(index, str) else self._children[index]
 
-    def _to_indices(self, source: Any) -> Any:
-        def index(block: Any) -> Any:
-            is_side = isinstance(block, CompositionIO)
-            return block.side if is_side else self._children.index(block)
+    def _wiring_of(self, source: Source) -> Wiring:
+        """Write a source as in the argument ``wires``."""
+        if isinstance(source, Block):
+            return self._index_of(source)
+        if isinstance(source, Wire):
+            return [self._wiring_of(source.source), source.key]
+        return tuple(self._wiring_of(item) for item in source)
 
-        return mapped(source, index, lambda *wire: list(wire))
+    def _index_of(self, block: Block) -> int | str:
+        return block.side if isinstance(block, CompositionIO) else self._children.index(block)
 
     def _shown_arguments(self) -> tuple[Sequence[Any], dict[str, Any]]:
-        wires = [self._to_indices((source, target)) for target, source in self._sources.items()]
+        wires = [
+            (self._wiring_of(source), self._index_of(target))
+            for target, source in self._sources.items()
+        ]
         return [self._children], {"name": self.name, "wires": wires}
 
     @contextmanager
@@ -164,15 +186,14 @@ class Composition(Block):
             what = f"{self._label()}.scope: scopes overlap"
             raise mismatch(AssertionError, what, "the last opened to be closed first")
 
-    def connect(self, a: Any, b: Any) -> None:
+    def connect(self, a: SourceLike, b: BlockLike) -> None:
         """Connect the input of one block to the output of another.
 
         Args:
             a: A block, ``block[i]``, ``composition.input``, or a tuple of such.
             b: A block or ``composition.output``.
         """
-        is_read = "the output of a composition is read"
-        source = mapped(a, lambda block: self._own(block, "input", is_read))
+        source = self._source_of(a)
         target = self._own(b, "output", "the input of a composition is written")
         if target in self._sources:
             what = f"the input of {target._label()} is connected already"
@@ -188,7 +209,15 @@ class Composition(Block):
         self._untyped.append(target)
         propagate_types(self)
 
-    def _own(self, block_like: Any, wanted: str, what: str) -> Block:
+    def _source_of(self, source_like: SourceLike) -> Source:
+        """Adopt the blocks of a source."""
+        if isinstance(source_like, Wire):
+            return Wire(self._source_of(source_like.source), source_like.key)
+        if isinstance(source_like, tuple | list):
+            return tuple(self._source_of(item) for item in source_like)
+        return self._own(source_like, "input", "the output of a composition is read")
+
+    def _own(self, block_like: BlockLike, wanted: str, what: str) -> Block:
         """Adopt a block, unless it is the input or the output, which must be used as such."""
         block = convert_to_block(block_like)
         if not isinstance(block, CompositionIO):
@@ -201,7 +230,7 @@ class Composition(Block):
             self._fail(what, f"its {wanted}", repr(block), kind=ValueError)
         return block
 
-    def _leads_to(self, source: Any, target: Block) -> bool:
+    def _leads_to(self, source: Source, target: Block) -> bool:
         """Whether a source depends on the output of a block."""
         left = blocks_of(source)
         seen = set[Block]()
@@ -247,16 +276,16 @@ class Composition(Block):
                 expected = "every output read"
                 self._fail(what, expected, repr(child), hint=">> td.Void() drops it")
 
-    def _emit(self, code: Code, value: Any) -> Any:
-        values: dict[int, Any] = {id(self.input): value}
+    def _emit(self, code: Code, value: Expression) -> Expression:
+        values: dict[Block, Expression] = {self.input: value}
         for child in self._children:
             if child not in self._sources:
-                values[id(child)] = code.emit(child, "None")
+                values[child] = code.emit(child, "None")
         for target in self._in_order():
             given = _value_of(self, code, self._sources[target], values)
             is_output = isinstance(target, CompositionIO)
-            values[id(target)] = given if is_output else code.emit(target, given)
-        return values.get(id(self.output), "None")
+            values[target] = given if is_output else code.emit(target, given)
+        return values.get(self.output, "None")
 
     def _in_order(self) -> Iterator[Block]:
         """Iterate over targets as they were connected, but each after those it depends on."""

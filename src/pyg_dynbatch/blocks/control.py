@@ -8,8 +8,25 @@ from typing import Any
 
 from torch import nn
 
-from pyg_dynbatch.blocks.block import Block, Wire, conversion, convert_to_block, equate, share
-from pyg_dynbatch.blocks.code import Code, TraceError, key_text, packed, packed_if_object
+from pyg_dynbatch.blocks.block import (
+    Block,
+    BlockLike,
+    FieldsLike,
+    Wire,
+    conversion,
+    convert_to_block,
+    equate,
+    share,
+)
+from pyg_dynbatch.blocks.code import (
+    Code,
+    Expression,
+    TraceError,
+    items_of,
+    key_text,
+    packed,
+    packed_if_object,
+)
 from pyg_dynbatch.blocks.tensors import InputTransform, Zeros, emit_index, repeated_in
 from pyg_dynbatch.blocks.types import (
     IOBase,
@@ -17,13 +34,14 @@ from pyg_dynbatch.blocks.types import (
     ResultType,
     TensorType,
     TupleType,
+    TypeLike,
     VoidType,
     propagate_types,
 )
 from pyg_dynbatch.core.errors import mismatch
 
 
-def _emit_all(code: Code, owner: Block, value_of: Callable[[int], Any]) -> Any:
+def _emit_all(code: Code, owner: Block, value_of: Callable[[int], Expression]) -> Expression:
     """Write the children of a block, given the input of each, and the tuple of their outputs."""
     items = tuple(
         code.emit(child, "None" if child.input_type == VoidType() else value_of(number))
@@ -35,8 +53,9 @@ def _emit_all(code: Code, owner: Block, value_of: Callable[[int], Any]) -> Any:
 def _share_items(owner: Block, side: str) -> None:
     """Propagate types between a tuple that an owner takes or returns, and its children."""
     kinds = [child._types[side] for child in owner.children]
-    if None not in kinds and (side == "output" or (kinds and VoidType() not in kinds)):
-        owner._set_type(side, tuple(kinds))
+    known = tuple(kind for kind in kinds if kind is not None)
+    if len(known) == len(kinds) and (side == "output" or (known and VoidType() not in known)):
+        owner._set_type(side, known)
     wanted = owner._types[side]
     if isinstance(wanted, PyObjectType):
         wanted = TupleType(*[wanted] * len(kinds))
@@ -68,12 +87,12 @@ class Record(Block):
 
     _input_kinds = _output_kinds = (TupleType, PyObjectType)
 
-    def __init__(self, named_children: Any, name: Any = None) -> None:
+    def __init__(self, named_children: FieldsLike, name: str | None = None) -> None:
         self._keys, children, self._ordered = fields_of("Record", named_children)
         self._child_keys = list(map(repr, self._keys))
         super().__init__(children, name=name)
 
-    def __getitem__(self, key: Any) -> Wire:
+    def __getitem__(self, key: object) -> Wire:
         """Return a wire from the field of a key."""
         return Wire(self, self._keys.index(key) if key in self._keys else key)
 
@@ -85,9 +104,10 @@ class Record(Block):
         _share_items(self, "input")
         _share_items(self, "output")
 
-    def _emit(self, code: Code, value: Any) -> Any:
+    def _emit(self, code: Code, value: Expression) -> Expression:
         if isinstance(self._known("input"), TupleType):
-            return _emit_all(code, self, value.__getitem__)
+            items = items_of(value, len(self._children))
+            return _emit_all(code, self, items.__getitem__)
 
         def read(number: int) -> str:
             return code.fresh(expression=f"{value}[{key_text(code, self._keys[number])}]")
@@ -99,7 +119,7 @@ for _kind in (dict, list, tuple):
     conversion.register(_kind, Record)
 
 
-def fields_of(who: str, named: Any) -> tuple[list[Any], list[Any], bool]:
+def fields_of(who: str, named: FieldsLike) -> tuple[list[Any], list[Any], bool]:
     """Return keys, blocks, and whether their order is the user's."""
     is_ordered = isinstance(named, OrderedDict | tuple | list)
     if isinstance(named, tuple):
@@ -129,7 +149,7 @@ class AllOf(Block):
         (tensor(3.), tensor(3))
     """
 
-    def __init__(self, *blocks: Any, name: Any = None) -> None:
+    def __init__(self, *blocks: BlockLike, name: str | None = None) -> None:
         super().__init__(blocks, output_type=None if blocks else VoidType(), name=name)
 
     def _infer(self) -> None:
@@ -137,8 +157,11 @@ class AllOf(Block):
             share(self, "input", self._children)
             _share_items(self, "output")
 
-    def _emit(self, code: Code, value: Any) -> Any:
+    def _emit(self, code: Code, value: Expression) -> Expression:
         return _emit_all(code, self, lambda _: value) if self._children else "None"
+
+
+_UNRESOLVED = "the forward declaration was never resolved"
 
 
 class ForwardDeclaration(IOBase):
@@ -152,6 +175,7 @@ class ForwardDeclaration(IOBase):
             first. Objects are compared by identity.
 
     Raises:
+        TypeError: If its ``target`` is read, or a model with it compiled, before it is resolved.
         ValueError: If it is called or resolved after it was resolved; and, when an example is
             evaluated, if an object contains itself: at once with ``memoize``, otherwise after a
             thousand nested calls.
@@ -168,15 +192,22 @@ class ForwardDeclaration(IOBase):
 
     def __init__(
         self,
-        input_type: Any = None,
-        output_type: Any = None,
-        name: Any = None,
+        input_type: TypeLike | None = None,
+        output_type: TypeLike | None = None,
+        name: str | None = None,
         *,
         memoize: bool = False,
     ) -> None:
         super().__init__(input_type, output_type, name)
         self.memoize = memoize
-        self.target: Block | None = None
+        self._target: Block | None = None
+
+    @property
+    def target(self) -> Block:
+        """The declared block."""
+        if self._target is None:
+            self._fail(_UNRESOLVED, "declaration.resolve_to(block)", repr(self))
+        return self._target
 
     def __call__(self) -> Block:
         """Return a reference to the declared block."""
@@ -184,22 +215,23 @@ class ForwardDeclaration(IOBase):
         return _Reference(self)
 
     def _check_open(self, what: str, expected: str) -> None:
-        if self.target is not None:
-            self._fail(what, expected, repr(self.target), kind=ValueError)
+        if self._target is not None:
+            self._fail(what, expected, repr(self._target), kind=ValueError)
 
-    def resolve_to(self, target_block: Any) -> None:
+    def resolve_to(self, target_block: BlockLike) -> None:
         """Define the declared block: anything that :func:`convert_to_block` takes."""
         self._check_open("resolved twice", "one call of resolve_to")
-        self.target = convert_to_block(target_block)
-        self.target._declaration = self
-        self.target._dependents.append(self)
-        self._dependents.append(self.target)
+        target = convert_to_block(target_block)
+        self._target = target
+        target._declaration = self
+        target._dependents.append(self)
+        self._dependents.append(target)
         propagate_types(self)
 
     def _infer(self) -> None:
-        if self.target is not None:
-            self.set_io_types(self.target)
-            self.target.set_io_types(self)
+        if self._target is not None:
+            self.set_io_types(self._target)
+            self._target.set_io_types(self)
 
 
 class _Reference(Block):
@@ -213,21 +245,26 @@ class _Reference(Block):
     @property
     def target(self) -> Block | None:
         """The declared block."""
-        return self._of.target
+        return self._of._target
 
     def _infer(self) -> None:
         self.set_io_types(self._of)
         self._of.set_io_types(self)
 
     def _check(self) -> None:
-        if self._of.target is None:
-            what = "the forward declaration was never resolved"
-            self._fail(what, "declaration.resolve_to(block)", repr(self._of))
+        self._resolved()
         if self._of.memoize and self.input_type != PyObjectType():
             self._fail("memoize works on host objects only", PyObjectType(), self.input_type)
 
-    def _emit(self, code: Code, value: Any) -> Any:
-        target: Any = self._of.target
+    def _resolved(self) -> Block:
+        """Return the declared block, which must be defined by now."""
+        target = self._of._target
+        if target is None:
+            self._fail(_UNRESOLVED, "declaration.resolve_to(block)", repr(self._of))
+        return target
+
+    def _emit(self, code: Code, value: Expression) -> Expression:
+        target = self._resolved()
         if not self._of.memoize:
             return code.call(target, value)
         # Maps the identity of an object to its result; to False while that is being evaluated.
@@ -248,7 +285,7 @@ class _Reference(Block):
         return f"{self._of.name or 'declaration'}()"
 
 
-def _fail_in_cycle(value: Any) -> None:
+def _fail_in_cycle(value: object) -> None:
     what = "an object contains itself"
     expected = "a tree or an acyclic graph"
     raise TraceError(ValueError, what, expected, type(value).__name__)
@@ -269,7 +306,9 @@ class Optional(Block):
 
     _child_keys = ("some", "none")
 
-    def __init__(self, some_case: Any, none_case: Any = None, name: Any = None) -> None:
+    def __init__(
+        self, some_case: BlockLike, none_case: BlockLike | None = None, name: str | None = None
+    ) -> None:
         cases = [some_case, Zeros() if none_case is None else none_case]
         super().__init__(cases, input_type=PyObjectType(), name=name)
 
@@ -281,7 +320,7 @@ class Optional(Block):
             none.set_input_type(VoidType())
         share(self, "output", self._children)
 
-    def _emit(self, code: Code, value: Any) -> Any:
+    def _emit(self, code: Code, value: Expression) -> Expression:
         some, none = (partial(code.emit, child, value) for child in self._children)
         cases = (f"if {value} is None:", none), ("else:", some)
         return code.branches(self._known("output"), *cases)
@@ -312,12 +351,15 @@ class OneOf(Block):
     """
 
     def __init__(
-        self, key_fn: Any, case_blocks: Any, pre_block: Any = None, name: Any = None
+        self,
+        key_fn: Callable[[Any], object] | Block | nn.Module,
+        case_blocks: FieldsLike,
+        pre_block: BlockLike | None = None,
+        name: str | None = None,
     ) -> None:
         self._keys, cases, _ = fields_of("OneOf", case_blocks)
         # Modules fail later, as blocks whose output is not a host object.
-        is_block = isinstance(key_fn, Block | nn.Module)
-        key = key_fn if is_block else InputTransform(key_fn, "key_fn")
+        key = key_fn if isinstance(key_fn, Block | nn.Module) else InputTransform(key_fn, "key_fn")
         pre = [] if pre_block is None else [pre_block]
         self._child_keys = [*map(repr, self._keys), "key_fn", "pre_block"]
         super().__init__([*cases, key, *pre], name=name)
@@ -339,7 +381,7 @@ class OneOf(Block):
                 equate((case, "input"), (pre, "output"))
         share(self, "output", self.cases)
 
-    def _emit(self, code: Code, value: Any) -> Any:
+    def _emit(self, code: Code, value: Expression) -> Expression:
         index = emit_index(code, self._keys, packed(code.emit(self._key, value)))
         if self._pre is not None:
             value = code.emit(self._pre, value)
@@ -347,7 +389,9 @@ class OneOf(Block):
         self._emit_cases(code, index, range(len(self.cases)), value, result)
         return result
 
-    def _emit_cases(self, code: Code, index: str, cases: range, value: Any, result: Any) -> None:
+    def _emit_cases(
+        self, code: Code, index: str, cases: range, value: Expression, result: Expression
+    ) -> None:
         """Write a binary search among cases, since Python cannot parse a chain of thousands."""
         if len(cases) == 1:
             code.assign(result, code.emit(self.cases[cases[0]], value))
@@ -368,10 +412,10 @@ class Void(Block):
         True
     """
 
-    def __init__(self, name: Any = None) -> None:
+    def __init__(self, name: str | None = None) -> None:
         super().__init__(output_type=VoidType(), name=name)
 
-    def _emit(self, code: Code, value: Any) -> Any:
+    def _emit(self, code: Code, value: Expression) -> Expression:
         return "None"
 
 
@@ -393,24 +437,32 @@ class Metric(Block):
 
     _input_kinds = (TensorType, TupleType)
 
-    def __init__(self, metric_name: Any, name: Any = None) -> None:
+    def __init__(self, metric_name: str, name: str | None = None) -> None:
         super().__init__(output_type=VoidType(), name=name)
         if not isinstance(metric_name, str):
             self._fail("the metric's name is not a string", "a string", repr(metric_name))
         self.metric_name = metric_name
 
-    def _output_for(self, kind: ResultType) -> Any:
-        pair = list(kind) if isinstance(kind, TupleType) else [kind, PyObjectType()]
-        if len(pair) != 2 or not isinstance(pair[0], TensorType) or pair[1] != PyObjectType():
+    def _output_for(self, kind: ResultType) -> None:
+        self._value_type(kind)
+
+    def _value_type(self, kind: ResultType) -> TensorType:
+        """Type of a value without its label; raise an error for other inputs."""
+        value = kind
+        if isinstance(kind, TupleType) and len(kind) == 2 and kind[1] == PyObjectType():
+            value = kind[0]
+        if not isinstance(value, TensorType):
             what = "neither a tensor nor a pair of a tensor and a label"
             self._fail(what, "a tensor, or (tensor, object)", kind)
+        return value
 
-    def _emit(self, code: Code, value: Any) -> Any:
-        kind = self._known("input")
+    def _emit(self, code: Code, value: Expression) -> Expression:
+        input_type = self._known("input")
+        kind = self._value_type(input_type)
         tensor = value
-        label = "None"
-        if isinstance(kind, TupleType):
-            kind, (tensor, label) = kind[0], value
+        label: Expression = "None"
+        if isinstance(input_type, TupleType):
+            tensor, label = items_of(value, 2)
         kinds = code.model.metric_types
         known = kinds.setdefault(self.metric_name, kind)
         if known != kind:

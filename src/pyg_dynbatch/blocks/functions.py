@@ -9,16 +9,17 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from pyg_dynbatch.blocks.block import Block, conversion
-from pyg_dynbatch.blocks.code import Code, flattened, packed
+from pyg_dynbatch.blocks.code import Code, Expression, flattened, packed
 from pyg_dynbatch.blocks.layers import type_of_rows
 from pyg_dynbatch.blocks.types import IOBase, ResultType, SequenceType, TensorType, TupleType
 from pyg_dynbatch.core.errors import mismatch_text
 from pyg_dynbatch.core.modules import batch_norm_in, copy_of, module_of, set_mode, tensors_of
 from pyg_dynbatch.core.operation import Ragged, draws_random_numbers, row_type_of
-from pyg_dynbatch.core.types import RaggedRows, has_gradient
+from pyg_dynbatch.core.types import RaggedRows, has_gradient, parts_of
+from pyg_dynbatch.core.types import TensorType as RowTensorType
 
 
-def nest_rows(result_type: ResultType, rows: Iterator[Any]) -> Any:
+def nest_rows(result_type: ResultType, rows: Iterator[Any]) -> object:
     """Nest rows as in a type; a sequence of tuples becomes one ``RaggedRows`` of a tuple."""
     if isinstance(result_type, TupleType):
         return tuple(nest_rows(item, rows) for item in result_type)
@@ -29,7 +30,9 @@ def nest_rows(result_type: ResultType, rows: Iterator[Any]) -> Any:
     return next(rows)
 
 
-def infer_output_type(block: Block, called: Callable[..., Any], input_type: Any) -> ResultType:
+def infer_output_type(
+    block: Block, called: Callable[..., Any], input_type: ResultType
+) -> ResultType:
     """Call a function on two and on three rows, and return the type of the results."""
     if callable(build := getattr(called, "build", None)):
         # Parameters use the user's random state, which the calls below do not change.
@@ -39,7 +42,7 @@ def infer_output_type(block: Block, called: Callable[..., Any], input_type: Any)
     like = next(owner.parameters(), torch.empty(0))
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         for size in (2, 3):
-            zeros = [_zeros(kind, size, like.device) for kind in tensors_in(input_type)]
+            zeros = [_zeros(kind, size, like.device) for kind in argument_types(input_type)]
             try:
                 if any(map(is_lazy, tensors_of(owner))):
                     NestedCall(called, input_type).nested(*zeros)  # which gives it parameters
@@ -59,15 +62,19 @@ def _fail_to_infer(block: Block, input_type: ResultType, got: str) -> NoReturn:
     block._fail(f"its function cannot be called with {input_type}", expected, got)
 
 
-def _zeros(kind: Any, num_calls: int, device: torch.device) -> Any:
+def _zeros(
+    kind: RowTensorType | Ragged, num_calls: int, device: torch.device
+) -> Tensor | RaggedRows:
     """An argument of zeros for some calls, with two rows per call if it is ragged."""
-    row: Any = row_type_of(kind)
+    (row,) = parts_of(row_type_of(kind))
     size = 2 * num_calls if isinstance(kind, Ragged) else num_calls
     rows = torch.zeros((size, *row.shape), dtype=row.dtype, device=device)
     return _argument(kind, rows, [2] * num_calls)
 
 
-def _argument(kind: Any, rows: Tensor, lengths: Sequence[int]) -> Any:
+def _argument(
+    kind: RowTensorType | Ragged, rows: Tensor, lengths: Sequence[int]
+) -> Tensor | RaggedRows:
     """Rows as an argument of some calls; a ragged one has this many rows per call."""
     if not isinstance(kind, Ragged):
         return rows
@@ -76,7 +83,7 @@ def _argument(kind: Any, rows: Tensor, lengths: Sequence[int]) -> Any:
     return RaggedRows(rows, calls.repeat_interleave(counts), len(lengths))
 
 
-def _problem_with(two: Any, three: Any) -> str:
+def _problem_with(two: object, three: Tensor) -> str:
     """Describe why results for two and for three rows are no batches of rows of one type."""
     if not isinstance(two, Tensor):
         return f"{type(two).__name__}, which is not a tensor"
@@ -140,7 +147,7 @@ class _ThreeCalls:
 
     def __init__(self, called: Callable[..., Any], input_type: ResultType) -> None:
         self.function = NestedCall(called, input_type)
-        self.kinds = tensors_in(input_type)
+        self.kinds = argument_types(input_type)
         is_ragged = any(isinstance(kind, Ragged) for kind in self.kinds)
         self.lengths = (2, 1, 3) if is_ragged else (1, 1, 1)
         like = next(self.function.parameters(), torch.empty(0, dtype=torch.float32))
@@ -154,7 +161,7 @@ class _ThreeCalls:
         generator = torch.Generator().manual_seed(0)
         drawn = []
         for kind in self.kinds:
-            row: Any = row_type_of(kind)
+            (row,) = parts_of(row_type_of(kind))
             lengths = self.lengths if isinstance(kind, Ragged) else (1, 1, 1)
             shapes = [(length, *row.shape) for length in lengths]
             if has_gradient(row.dtype):
@@ -209,24 +216,31 @@ class NestedCall(nn.Module):
             # The module of a method is trained and moved.
             self.owner = owner
 
-    def nested(self, *rows: Any) -> Any:
+    def nested(self, *rows: Tensor | RaggedRows) -> object:
         """Nest the rows, and call the function."""
-        nested = nest_rows(self.input_type, iter(rows))
-        several = isinstance(self.input_type, TupleType)
-        return self.called(*nested) if several else self.called(nested)
+        left = iter(rows)
+        kind = self.input_type
+        if isinstance(kind, TupleType):
+            return self.called(*[nest_rows(item, left) for item in kind])
+        return self.called(nest_rows(kind, left))
 
-    def forward(self, *rows: Any) -> Any:
+    def forward(self, *rows: Tensor | RaggedRows) -> object:
         """Nest the rows, call the function, and flatten its results."""
-        found = tuple(flattened(self.nested(*rows)))
-        return found if len(found) > 1 else found[0]
+        results = tuple(flattened(self.nested(*rows)))
+        return results if len(results) > 1 else results[0]
 
 
-def tensors_in(kind: ResultType, ragged: bool = False) -> list[Any]:
-    """Row types of all tensors in a type; those in sequences are ragged."""
+def argument_types(kind: ResultType, ragged: bool = False) -> list[RowTensorType | Ragged]:
+    """Row types of all tensors in an input type; those in sequences are ragged."""
     if isinstance(kind, TensorType):
         return [Ragged(kind.row_type) if ragged else kind.row_type]
     ragged = ragged or isinstance(kind, SequenceType)
-    return [found for part in kind._inside() for found in tensors_in(part, ragged)]
+    return [argument for item in kind._inside() for argument in argument_types(item, ragged)]
+
+
+def _row_types(kind: ResultType) -> list[RowTensorType]:
+    """Row types of all tensors in an output type."""
+    return [part.row_type for part in kind.terminal_types() if isinstance(part, TensorType)]
 
 
 def emit_call(
@@ -234,36 +248,38 @@ def emit_call(
     called: Callable[..., Any],
     input_type: ResultType,
     output_type: ResultType,
-    value: Any,
+    value: Expression,
     *,
     name: str | None = None,
     random: bool = False,
-) -> Any:
+) -> Expression:
     """Write a call of a function, and return its output value."""
     plain = isinstance(input_type, TensorType) and isinstance(output_type, TensorType)
-    module: Any = called
+    module = called
     if not (plain and isinstance(called, nn.Module)):
         identity = called if hasattr(called, "__self__") else id(called)
         key = (identity, input_type, output_type)
         module = code.model.unique(key, lambda: NestedCall(called, input_type))
-    ins, outs = map(tensors_in, (input_type, output_type))
-    signature = code.model.signature(module, ins, outs, name, random)
+    inputs = argument_types(input_type)
+    signature = code.model.signature(module, inputs, _row_types(output_type), name, random)
     arguments = _arguments(code, input_type, value)
     return output_type.unflatten(code.record_call(signature, arguments), None)
 
 
-def _arguments(code: Code, kind: Any, value: Any) -> list[str]:
+def _arguments(code: Code, kind: ResultType, value: Expression) -> list[str]:
     """Write each argument as in a record: a value, or the number of values and these."""
-    if isinstance(kind, TensorType):
-        return [value]
     if isinstance(kind, TupleType):
-        parts = zip(kind, value, strict=True)
-        return [found for part in parts for found in _arguments(code, *part)]
-    lists = [value]
+        items = zip(kind, value, strict=True)
+        return [argument for item in items for argument in _arguments(code, *item)]
+    if not isinstance(kind, SequenceType):
+        return [packed(value)]
+    lists = [packed(value)]
     element = code.new(kind.element_type, "e")
-    if not isinstance(element, str):
-        written = (f"[{part} for {packed(element)} in {value}]" for part in flattened(element))
-        lists = [code.fresh("s", each) for each in written]
+    if isinstance(element, tuple):
+        lists = [
+            code.fresh("s", f"[{part} for {packed(element)} in {packed(value)}]")
+            for part in flattened(element)
+        ]
     return [f"len({rows}), *{rows}" for rows in lists]
 
 
@@ -309,7 +325,9 @@ class Function(Block):
     _takes_sequence = False
     _output_kinds = (TensorType, TupleType)
 
-    def __init__(self, tf_fn: Any, name: Any = None, infer_output_type: bool = True) -> None:
+    def __init__(
+        self, tf_fn: Callable[..., Any], name: str | None = None, infer_output_type: bool = True
+    ) -> None:
         super().__init__(name=name)
         self._check_callable("tf_fn", tf_fn, "a function or module on batched tensors")
         self.tf_fn = tf_fn
@@ -334,7 +352,7 @@ class Function(Block):
         if self._layer is not None:
             self._layer.set_output_type(self.output_type)
 
-    def _emit(self, code: Code, value: Any) -> Any:
+    def _emit(self, code: Code, value: Expression) -> Expression:
         types = self._known("input"), self._known("output")
         if not self._is_checked:
             check_rows(self, self.tf_fn, types[0])
@@ -367,5 +385,5 @@ class Segment(Function):
 
     _takes_sequence = True
 
-    def __init__(self, tf_fn: Any, name: Any = None) -> None:
+    def __init__(self, tf_fn: Callable[..., Any], name: str | None = None) -> None:
         super().__init__(tf_fn, name)

@@ -1,16 +1,28 @@
 """Layers: named modules with types, such as FC and Embedding of TensorFlow Fold."""
 
 from collections import Counter
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
 from pyg_dynbatch.blocks.block import Block
-from pyg_dynbatch.blocks.types import IOBase, ResultType, TensorType, TupleType, convert_to_type
+from pyg_dynbatch.blocks.types import (
+    IOBase,
+    ResultType,
+    TensorType,
+    TupleType,
+    TypeLike,
+    convert_to_type,
+)
 from pyg_dynbatch.core.errors import checked_shape, describe_value, mismatch
 from pyg_dynbatch.core.row_buffer import check_precision
+
+Initializer = Tensor | npt.ArrayLike | Callable[[Tensor], object]
+"""Weights, or a function that fills a tensor in place or returns one."""
 
 
 class Layer(IOBase, nn.Module):
@@ -35,7 +47,10 @@ class Layer(IOBase, nn.Module):
     __array_ufunc__ = None
 
     def __init__(
-        self, input_type: Any = None, output_type: Any = None, name_or_scope: Any = None
+        self,
+        input_type: TypeLike | None = None,
+        output_type: TypeLike | None = None,
+        name_or_scope: str | None = None,
     ) -> None:
         nn.Module.__init__(self)
         IOBase.__init__(self, input_type, output_type, name_or_scope)
@@ -49,7 +64,7 @@ class Layer(IOBase, nn.Module):
         """
         return self._is_built and self.output_type is not None
 
-    def build(self, input_type: Any) -> None:
+    def build(self, input_type: TypeLike) -> None:
         """Create the parameters, once; later calls only check the input type."""
         self.set_input_type(convert_to_type(input_type))
         if not self._is_built:
@@ -91,7 +106,7 @@ class Layer(IOBase, nn.Module):
     reads = Block.reads
 
 
-def type_of_rows(rows: Any) -> ResultType:
+def type_of_rows(rows: object) -> ResultType:
     """Return the type of batched rows, without their first axis."""
     if isinstance(rows, tuple | list):
         return TupleType(*map(type_of_rows, rows))
@@ -132,31 +147,34 @@ class ScopedLayer(Layer):
         torch.Size([3])
     """
 
-    def __init__(self, layer_fn: Any, name_or_scope: Any = None) -> None:
+    def __init__(self, layer_fn: Callable[..., Any], name_or_scope: str | None = None) -> None:
         super().__init__(name_or_scope=name_or_scope)
         self._check_callable("layer_fn", layer_fn, "a function or module on batched tensors")
         self.layer_fn = layer_fn
         self._is_cell = isinstance(layer_fn, nn.RNNCellBase)
 
     @property
-    def state_size(self) -> Any:
+    def state_size(self) -> TypeLike | None:
         """Size of the state of a recurrent cell; of other modules their ``state_size``."""
-        size = self.output_size
-        if isinstance(self.layer_fn, nn.LSTMCell):
-            return size, size
-        return size if self._is_cell else getattr(self.layer_fn, "state_size", None)
+        cell = self.layer_fn
+        if isinstance(cell, nn.LSTMCell):
+            return cell.hidden_size, cell.hidden_size
+        if isinstance(cell, nn.RNNCellBase):
+            return cell.hidden_size
+        return getattr(cell, "state_size", None)
 
     @property
-    def output_size(self) -> Any:
+    def output_size(self) -> TypeLike | None:
         """Size of the output of a recurrent cell; of other modules their ``output_size``."""
         return getattr(self.layer_fn, "hidden_size" if self._is_cell else "output_size", None)
 
     @property
     def state_type(self) -> ResultType | None:
         """Type of the state of a recurrent cell, if it is known."""
-        if self._is_cell:
-            part = TensorType(self.output_size, self.layer_fn.weight_hh.dtype)
-            return TupleType(part, part) if isinstance(self.state_size, tuple) else part
+        cell = self.layer_fn
+        if isinstance(cell, nn.RNNCellBase):
+            part = TensorType(cell.hidden_size, cell.weight_hh.dtype)
+            return TupleType(part, part) if isinstance(cell, nn.LSTMCell) else part
         return None if self.state_size is None else convert_to_type(self.state_size)
 
     def _process(self, *rows: Any) -> Any:
@@ -183,13 +201,13 @@ def create_variable_scope(name: str) -> str:
     return f"{name}_{_scopes[name] - 1}" if _scopes[name] > 1 else name
 
 
-def _probability(name: str, keep: Any) -> float:
+def _probability(name: str, keep: float | None) -> float:
     if keep is not None and not (isinstance(keep, float | int) and 0 < keep <= 1):
         raise mismatch(ValueError, f"FC: {name} is not a probability", "0 < p <= 1", keep)
     return 1.0 if keep is None else float(keep)
 
 
-def unit_scaling(activation: Any) -> float | None:
+def unit_scaling(activation: Callable[[Tensor], Tensor] | None) -> float | None:
     """Scale that preserves the size of activations: 1.43 for relu, 1.15 for tanh, 1 for none."""
     if activation is None or isinstance(activation, nn.Identity):
         return 1.0
@@ -197,7 +215,7 @@ def unit_scaling(activation: Any) -> float | None:
     return {"relu": 1.43, "relu6": 1.43, "tanh": 1.15}.get(name)
 
 
-def _initial(who: str, table: Tensor, initializer: Any, bound: float) -> Tensor:
+def _initial(who: str, table: Tensor, initializer: Initializer | None, bound: float) -> Tensor:
     """Return the initial values of a weight, given as such or by a function; uniform for None."""
     if initializer is None:
         return nn.init.uniform_(table, -bound, bound)
@@ -246,13 +264,13 @@ class FC(TensorToTensorLayer):
     def __init__(
         self,
         num_units_out: int,
-        activation: Any = torch.relu,
-        initializer: Any = None,
-        input_keep_prob: Any = None,
-        output_keep_prob: Any = None,
-        normalization_fn: Any = None,
+        activation: Callable[[Tensor], Tensor] | None = torch.relu,
+        initializer: Initializer | None = None,
+        input_keep_prob: float | None = None,
+        output_keep_prob: float | None = None,
+        normalization_fn: Callable[[Tensor], Tensor] | None = None,
         weight_norm: bool = False,
-        name: Any = None,
+        name: str | None = None,
     ) -> None:
         super().__init__(output_type=TensorType((num_units_out,)), name_or_scope=name)
         self.activation = activation
@@ -265,7 +283,7 @@ class FC(TensorToTensorLayer):
         self.dropout = 1.0 - min(self.input_keep_prob, self.output_keep_prob)
         self.output_size = num_units_out
 
-    def _create(self, input_type: Any) -> None:
+    def _create(self, input_type: TensorType) -> None:
         if input_type.dtype != "float32" or len(input_type.shape) != 1:
             self._fail("a wrong input type", "a float32 vector", input_type)
         table = torch.empty(self.output_size, input_type.shape[0])
@@ -290,7 +308,7 @@ class FC(TensorToTensorLayer):
             return self.weight
         return self.scales[:, None] * nn.functional.normalize(self.weight, dim=1)
 
-    def _process(self, *rows: Any) -> Any:
+    def _process(self, *rows: Tensor) -> Tensor:
         x = self._dropped(rows[0], self.input_keep_prob)
         total = nn.functional.linear(x, self.weights) + self.bias
         if self.activation is not None:
@@ -330,8 +348,8 @@ class Embedding(TensorToTensorLayer):
         self,
         num_buckets: int,
         num_units_out: int,
-        initializer: Any = None,
-        name: Any = None,
+        initializer: Initializer | None = None,
+        name: str | None = None,
         trainable: bool = True,
         mod_inputs: bool = True,
     ) -> None:
@@ -351,11 +369,11 @@ class Embedding(TensorToTensorLayer):
         """The vectors, ``[bucket, out]``."""
         return self.weight
 
-    def _create(self, input_type: Any) -> None:
+    def _create(self, input_type: TensorType) -> None:
         if input_type.shape != () or input_type.dtype not in _INTEGERS:
             self._fail("a wrong input type", "an integer scalar", input_type)
 
-    def _process(self, *rows: Any) -> Any:
+    def _process(self, *rows: Tensor) -> Tensor:
         index = rows[0].long()
         if self.mod_inputs:
             index = index.abs() % self.num_buckets

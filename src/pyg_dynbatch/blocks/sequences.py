@@ -4,23 +4,33 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from itertools import repeat
-from typing import Any
+from typing import SupportsIndex
 
 import torch
 from torch import nn
 
-from pyg_dynbatch.blocks.block import Block, Pipe, convert_to_block, share
-from pyg_dynbatch.blocks.code import Code, Zipped, key_text, packed, packed_if_object
+from pyg_dynbatch.blocks.block import Block, BlockLike, Pipe, convert_to_block, share
+from pyg_dynbatch.blocks.code import (
+    Code,
+    Expression,
+    Zipped,
+    items_of,
+    key_text,
+    packed,
+    packed_if_object,
+)
 from pyg_dynbatch.blocks.functions import emit_call
 from pyg_dynbatch.blocks.layers import ScopedLayer
 from pyg_dynbatch.blocks.tensors import Tensor, Zeros, zero_value
 from pyg_dynbatch.blocks.types import (
     BroadcastSequenceType,
+    DtypeLike,
     PyObjectType,
     ResultType,
     SequenceType,
     TensorType,
     TupleType,
+    TypeLike,
     VoidType,
     canonicalize_type,
 )
@@ -54,13 +64,15 @@ def element_type(block: Block, kind: ResultType | None, *, ends: bool = True) ->
     return kind
 
 
-def sequence_of(element: Any, like: ResultType) -> ResultType:
+def sequence_of(element: TypeLike, like: ResultType) -> ResultType:
     """Return the type of a sequence of elements, which is endless if another one is."""
     kind = BroadcastSequenceType if isinstance(like, BroadcastSequenceType) else SequenceType
     return kind(element)
 
 
-def pair_of_types(block: Block, kind: Any, whose: str, expected: str) -> tuple[Any, Any]:
+def pair_of_types(
+    block: Block, kind: ResultType | None, whose: str, expected: str
+) -> tuple[ResultType | None, ResultType | None]:
     """Types of the items of a pair; None if they are unknown or inside a host object."""
     if kind is None or isinstance(kind, PyObjectType):
         return None, None
@@ -69,19 +81,14 @@ def pair_of_types(block: Block, kind: Any, whose: str, expected: str) -> tuple[A
     return kind[0], kind[1]
 
 
-def parts_of_pair(value: Any) -> tuple[Any, Any]:
-    """Write the two items of a pair, which may be one host object."""
-    return value if isinstance(value, tuple) else (f"{value}[0]", f"{value}[1]")
-
-
-def without_input(block_like: Any) -> Block:
+def without_input(block_like: BlockLike | None) -> Block:
     """Convert to a block that has no input; None to one of zeros."""
     block = convert_to_block(Zeros() if block_like is None else block_like)
     return block.set_input_type(VoidType())
 
 
 @contextmanager
-def each(code: Code, sequence: Any, kind: ResultType) -> Iterator[Any]:
+def each(code: Code, sequence: Expression, kind: ResultType) -> Iterator[Expression]:
     """Write a loop over a sequence with elements of a type; yields the value of an element."""
     target = code.new(kind, "x")
     element = target
@@ -117,13 +124,13 @@ class Map(Block):
 
     _output_kinds = (SequenceType, PyObjectType)
 
-    def __init__(self, elem_block: Any, name: Any = None) -> None:
+    def __init__(self, elem_block: BlockLike, name: str | None = None) -> None:
         super().__init__([elem_block], name=name)
         (self.element_block,) = self._children
         # Whether the input type is a guess: a host object, since the elements are host objects.
         self._guessed = False
 
-    def _set_type(self, side: str, given: Any) -> "Map":
+    def _set_type(self, side: str, given: TypeLike | None) -> "Map":
         if side == "input" and given is not None:
             if self._guessed and isinstance(given, BroadcastSequenceType):
                 self._types["input"] = self._types["output"] = None
@@ -143,12 +150,12 @@ class Map(Block):
         if inner.output_type is not None and self.input_type is not None:
             self.set_output_type(sequence_of(inner.output_type, self.input_type))
 
-    def _emit(self, code: Code, value: Any) -> Any:
+    def _emit(self, code: Code, value: Expression) -> Expression:
         inner = self.element_block
         if isinstance(self._known("input"), BroadcastSequenceType):
             return code.emit(inner, value)
         if isinstance(inner, Tensor):
-            return code.record_all_data(inner._known("output").row_type, value, inner._path())
+            return code.record_all_data(inner.row_type, value, inner._path())
         found = code.fresh("s", "[]")
         with each(code, value, inner._known("input")) as element:
             code.line(f"{found}.append({packed(code.emit(inner, element))})")
@@ -177,7 +184,9 @@ class Fold(Block):
 
     _child_keys = ("combine", "start")
 
-    def __init__(self, combine_block: Any, start_block: Any, name: Any = None) -> None:
+    def __init__(
+        self, combine_block: BlockLike, start_block: BlockLike, name: str | None = None
+    ) -> None:
         super().__init__([combine_block, without_input(convert_to_block(start_block))], name=name)
         self.combine_block, self.start_block = self._children
 
@@ -191,7 +200,7 @@ class Fold(Block):
         state, _ = pair_of_types(self, given, whose, "(state, element)")
         self.start_block.set_output_type(state)
 
-    def _emit(self, code: Code, value: Any) -> Any:
+    def _emit(self, code: Code, value: Expression) -> Expression:
         state = code.new(self._known("output"), "a")
         code.assign(state, code.emit(self.start_block, "None"))
         kind = element_type(self, self._known("input")) or PyObjectType()
@@ -223,7 +232,12 @@ class Reduce(Block):
     _child_keys = ("combine", "default")
     _input_kinds = (SequenceType, TupleType)
 
-    def __init__(self, combine_block: Any, default_block: Any = None, name: Any = None) -> None:
+    def __init__(
+        self,
+        combine_block: BlockLike,
+        default_block: BlockLike | None = None,
+        name: str | None = None,
+    ) -> None:
         super().__init__([combine_block, without_input(default_block)], name=name)
         self.combine_block, self._default = self._children
         self.default_block = None if default_block is None else self._default
@@ -233,7 +247,7 @@ class Reduce(Block):
         if (element := share(self, "output", self._children)) is not None:
             self.combine_block.set_input_type((element, element))
 
-    def _emit(self, code: Code, value: Any) -> Any:
+    def _emit(self, code: Code, value: Expression) -> Expression:
         kind = self._known("output")
         left = code.fresh("s", f"list({packed(value)})")
         done = code.fresh("s")
@@ -275,10 +289,10 @@ class RNN(Block):
 
     def __init__(
         self,
-        cell: Any,
-        initial_state: Any = None,
+        cell: BlockLike,
+        initial_state: BlockLike | None = None,
         initial_state_from_input: bool = False,
-        name: Any = None,
+        name: str | None = None,
     ) -> None:
         if isinstance(cell, nn.RNNBase):
             kind = f"nn.{type(cell).__name__}"
@@ -320,7 +334,7 @@ class RNN(Block):
         if output is not None and sequence is not None:
             self.set_output_type((SequenceType(output), state))
 
-    def _given(self) -> tuple[Any, Any]:
+    def _given(self) -> tuple[ResultType | None, ResultType | None]:
         """Types of the sequence and of the state that comes with it."""
         kind = self.input_type
         if self._start is not None:
@@ -329,20 +343,21 @@ class RNN(Block):
             return kind, kind
         return pair_of_types(self, kind, "the input", "(sequence, initial state)")
 
-    def _returned(self) -> tuple[Any, Any]:
+    def _returned(self) -> tuple[ResultType | None, ResultType | None]:
         return pair_of_types(self, self._cell.output_type, "the cell's output", "(output, state)")
 
-    def _emit(self, code: Code, value: Any) -> Any:
+    def _emit(self, code: Code, value: Expression) -> Expression:
         sequence, _ = self._given()
-        state = code.new(self._cell._known("output")[1], "a")
+        _, state_type = self._returned()
+        state = code.new(state_type, "a")
         if self._start is None:
-            value, start = parts_of_pair(value)
+            value, start = items_of(value, 2)
         else:
             start = code.emit(self._start, "None")
         code.assign(state, start)
         found = code.fresh("s", "[]")
         with each(code, value, element_type(self, sequence) or PyObjectType()) as element:
-            output, new = code.emit(self._cell, (element, state))
+            output, new = items_of(code.emit(self._cell, (element, state)), 2)
             code.line(f"{found}.append({packed(output)})")
             code.assign(state, new)
         return found, state
@@ -373,7 +388,7 @@ class _Reduction(Block):
     _input_kinds = (SequenceType, TupleType)
     _output_kinds = (TensorType,)
 
-    def _output_for(self, kind: Any) -> Any:
+    def _output_for(self, kind: ResultType) -> ResultType | None:
         element = element_type(self, kind)
         if element is None:
             return None
@@ -386,7 +401,7 @@ class _Reduction(Block):
             self._fail("the elements have an invalid dtype", self._takes, element, hint=hint)
         return element
 
-    def _emit(self, code: Code, value: Any) -> Any:
+    def _emit(self, code: Code, value: Expression) -> Expression:
         # One call for all elements; none for a single one, and zeros for an empty sequence.
         kind = self._known("output")
         rows = code.fresh("s", packed(value))
@@ -457,14 +472,16 @@ class Max(_Reduction):
     _takes = "floats or integers"
 
 
-def item_type(block: Block, whole: Any, key: Any, kind: Any = TypeError) -> ResultType | None:
+def item_type(
+    block: Block, whole: ResultType | None, key: object, kind: type[Exception] = TypeError
+) -> ResultType | None:
     """Type of the item, or of a slice, of a value; raise an error if it does not exist."""
     check_ends(block, whole)
     if whole is None or isinstance(whole, PyObjectType):
         return whole
     if isinstance(whole, SequenceType):
         return whole if isinstance(key, slice) else whole.element_type
-    if isinstance(whole, TupleType):
+    if isinstance(whole, TupleType) and isinstance(key, SupportsIndex | slice):
         with suppress(IndexError, TypeError):
             return canonicalize_type(whole[key])
     items = getattr(whole, "items", ())
@@ -472,9 +489,9 @@ def item_type(block: Block, whole: Any, key: Any, kind: Any = TypeError) -> Resu
     return block._fail("the item does not exist", expected, f"item {key!r} of {whole}", kind=kind)
 
 
-def emit_item(code: Code, whole: Any, key: Any, kind: ResultType) -> Any:
+def emit_item(code: Code, whole: Expression, key: object, kind: ResultType | None) -> Expression:
     """Write the item, or a slice, of a value; it has the given type."""
-    if isinstance(whole, tuple):
+    if isinstance(whole, tuple) and isinstance(key, SupportsIndex | slice):
         found = whole[key]
         return packed_if_object(code, found, kind) if isinstance(found, tuple) else found
     result = code.new(kind)
@@ -500,14 +517,14 @@ class GetItem(Block):
 
     _input_kinds = _CONTAINERS
 
-    def __init__(self, key: Any, name: Any = None) -> None:
+    def __init__(self, key: object, name: str | None = None) -> None:
         super().__init__(name=name)
         self.key = key
 
-    def _output_for(self, kind: ResultType) -> Any:
+    def _output_for(self, kind: ResultType) -> ResultType | None:
         return item_type(self, kind, self.key, IndexError)
 
-    def _emit(self, code: Code, value: Any) -> Any:
+    def _emit(self, code: Code, value: Expression) -> Expression:
         return emit_item(code, value, self.key, self._known("output"))
 
 
@@ -531,7 +548,7 @@ class Slice(GetItem):
         start: int | None = None,
         stop: int | None = None,
         step: int | None = None,
-        name: Any = None,
+        name: str | None = None,
     ) -> None:
         super().__init__(slice(start, stop, step), name)
 
@@ -555,16 +572,18 @@ class Length(Block):
 
     _input_kinds = _CONTAINERS
 
-    def __init__(self, dtype: Any = "float32", name: Any = None) -> None:
+    def __init__(self, dtype: DtypeLike = "float32", name: str | None = None) -> None:
         super().__init__(name=name)
-        self.set_output_type(TensorType((), dtype))
+        number_type = TensorType((), dtype)
+        self._row_type = number_type.row_type
+        self.set_output_type(number_type)
 
-    def _output_for(self, kind: ResultType) -> Any:
+    def _output_for(self, kind: ResultType) -> None:
         check_ends(self, kind)
 
-    def _emit(self, code: Code, value: Any) -> Any:
+    def _emit(self, code: Code, value: Expression) -> Expression:
         length = str(len(value)) if isinstance(value, tuple) else f"len({value})"
-        return code.record_data(CONSTANT, self._known("output").row_type, length)
+        return code.record_data(CONSTANT, self._row_type, length)
 
 
 class Nth(Block):
@@ -583,14 +602,14 @@ class Nth(Block):
     _input_kinds = (TupleType, PyObjectType)
     _keeps_objects = True
 
-    def _output_for(self, kind: Any) -> Any:
+    def _output_for(self, kind: TupleType) -> ResultType | None:
         if len(kind) != 2 or not isinstance(kind[1], PyObjectType):
             self._fail("the input is not a sequence and an index", "(sequence, object)", kind)
         return element_type(self, kind[0])
 
-    def _emit(self, code: Code, value: Any) -> Any:
+    def _emit(self, code: Code, value: Expression) -> Expression:
         result = code.new(self._known("output"))
-        sequence, index = parts_of_pair(value)
+        sequence, index = items_of(value, 2)
         code.assign(result, f"{packed(sequence)}[{index}]")
         return result
 
@@ -618,7 +637,7 @@ class Broadcast(Block):
         is_object = isinstance(wanted, PyObjectType)
         self.set_output_type(BroadcastSequenceType(wanted) if is_object else wanted)
 
-    def _emit(self, code: Code, value: Any) -> Any:
+    def _emit(self, code: Code, value: Expression) -> Expression:
         return value
 
 
@@ -635,7 +654,7 @@ class Zip(Block):
     _output_kinds = (SequenceType, PyObjectType)
     _keeps_objects = True
 
-    def _output_for(self, kind: Any) -> Any:
+    def _output_for(self, kind: TupleType) -> ResultType | None:
         bad = [k for k in kind if not isinstance(k, SequenceType | PyObjectType)]
         if bad or not len(kind):
             what = "an item is not a sequence" if bad else "no sequence to zip"
@@ -644,15 +663,16 @@ class Zip(Block):
         endless = all(isinstance(k, BroadcastSequenceType) for k in kind)
         return (BroadcastSequenceType if endless else SequenceType)(items)
 
-    def _emit(self, code: Code, value: Any) -> Any:
+    def _emit(self, code: Code, value: Expression) -> Expression:
         kind = self._known("input")
-        if isinstance(kind, PyObjectType):
+        if not isinstance(kind, TupleType):
             return code.fresh("s", f"list(zip(*{code.reading(value)}))")
         endless = [isinstance(item, BroadcastSequenceType) for item in kind]
         if all(endless):
             return value
         repeated = code.model.name_of(repeat)
-        texts = list(map(packed, value))
+        values = items_of(value, len(kind))
+        texts = list(map(packed, values))
         for number, item in enumerate(kind):
             if isinstance(item, PyObjectType):
                 texts[number] = code.reading(texts[number])
@@ -661,11 +681,11 @@ class Zip(Block):
         # Evaluated only by readers that do not loop over it, such as ``Length``.
         zipped = f"list(zip({', '.join(sequences)}))"
         parts = tuple(None if never else text for text, never in pairs)
-        code.zipped[zipped] = Zipped(parts, value)
+        code.zipped[zipped] = Zipped(parts, values)
         return zipped
 
 
-def ZipWith(elem_block: Any, name: Any = None) -> Block:  # noqa: N802 - named like the classes
+def ZipWith(elem_block: BlockLike, name: str | None = None) -> Block:  # noqa: N802 - named like the classes
     """Zip a tuple of sequences and apply a block to each tuple: ``Zip() >> Map(elem_block)``.
 
     Args:
@@ -698,17 +718,17 @@ class NGrams(Block):
     _output_kinds = (SequenceType, PyObjectType)
     _keeps_objects = True
 
-    def __init__(self, n: int, name: Any = None) -> None:
+    def __init__(self, n: int, name: str | None = None) -> None:
         super().__init__(name=name)
         if n <= 0:
             self._fail("the size of a window", "at least 1", n, kind=ValueError)
         self.n = n
 
-    def _output_for(self, kind: ResultType) -> Any:
+    def _output_for(self, kind: ResultType) -> ResultType | None:
         element = element_type(self, kind, ends=False)
         return None if element is None else sequence_of((element,) * self.n, kind)
 
-    def _emit(self, code: Code, value: Any) -> Any:
+    def _emit(self, code: Code, value: Expression) -> Expression:
         if isinstance(self._known("input"), BroadcastSequenceType):
             return (value,) * self.n
         whole = code.fresh("s", packed(value))

@@ -1,7 +1,8 @@
 """Blocks that return tensors: host input, constants and parameters, concatenations."""
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -10,20 +11,30 @@ import torch
 from torch import nn
 
 from pyg_dynbatch.blocks.block import Block, conversion
-from pyg_dynbatch.blocks.code import Code, TraceError, UnknownKey, flattened, read_once
+from pyg_dynbatch.blocks.code import (
+    Code,
+    Expression,
+    TraceError,
+    UnknownKey,
+    flattened,
+    packed,
+    read_once,
+)
 from pyg_dynbatch.blocks.functions import emit_call
 from pyg_dynbatch.blocks.types import (
     BroadcastSequenceType,
+    DtypeLike,
     PyObjectType,
     ResultType,
     SequenceType,
+    ShapeLike,
     TensorType,
     TupleType,
+    TypeLike,
     VoidType,
 )
 from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.core.recording import CONSTANT, INPUT
-from pyg_dynbatch.core.types import TensorType as RowTensorType
 from pyg_dynbatch.core.types import numpy_dtype_of
 
 
@@ -46,11 +57,15 @@ class Tensor(Block):
         [[1.0], [2.0]]
     """
 
-    def __init__(self, shape: Any, dtype: Any = "float32", name: Any = None) -> None:
-        super().__init__((), PyObjectType(), TensorType(shape, dtype), name)
+    def __init__(
+        self, shape: ShapeLike, dtype: DtypeLike = "float32", name: str | None = None
+    ) -> None:
+        tensor_type = TensorType(shape, dtype)
+        super().__init__((), PyObjectType(), tensor_type, name)
+        self.row_type = tensor_type.row_type
 
-    def _emit(self, code: Code, value: Any) -> Any:
-        return code.record_data(CONSTANT, self._known("output").row_type, value)
+    def _emit(self, code: Code, value: Expression) -> Expression:
+        return code.record_data(CONSTANT, self.row_type, value)
 
 
 class Scalar(Tensor):
@@ -65,7 +80,7 @@ class Scalar(Tensor):
         tensor(3)
     """
 
-    def __init__(self, dtype: Any = "float32", name: Any = None) -> None:
+    def __init__(self, dtype: DtypeLike = "float32", name: str | None = None) -> None:
         super().__init__((), dtype, name)
 
 
@@ -82,7 +97,7 @@ class Vector(Tensor):
         tensor([1., 2.])
     """
 
-    def __init__(self, size: Any, dtype: Any = "float32", name: Any = None) -> None:
+    def __init__(self, size: int, dtype: DtypeLike = "float32", name: str | None = None) -> None:
         super().__init__((size,), dtype, name)
 
 
@@ -105,17 +120,20 @@ class InputRow(Block):
         tensor([0., 1.])
     """
 
-    def __init__(self, tag: str, shape: Any, dtype: Any = "float32", name: Any = None) -> None:
-        super().__init__((), PyObjectType(), TensorType(shape, dtype), name)
+    def __init__(
+        self, tag: str, shape: ShapeLike, dtype: DtypeLike = "float32", name: str | None = None
+    ) -> None:
+        tensor_type = TensorType(shape, dtype)
+        super().__init__((), PyObjectType(), tensor_type, name)
+        self._row_type = tensor_type.row_type
         self._tag = tag
 
-    def _emit(self, code: Code, value: Any) -> Any:
-        kind = self._known("output")
+    def _emit(self, code: Code, value: Expression) -> Expression:
         # External rows have a separate buffer; this operation moves them to the one of their type.
-        tagged = RowTensorType(kind.shape, kind.torch_dtype, self._tag)
+        tagged = replace(self._row_type, tag=self._tag)
         row = code.record_data(INPUT, tagged, value)
         module = code.model.unique("input row", nn.Identity)
-        signature = code.model.signature(module, [tagged], [kind.row_type])
+        signature = code.model.signature(module, [tagged], [self._row_type])
         return code.record_call(signature, [row])[0]
 
 
@@ -131,25 +149,25 @@ class InputTransform(Block):
         ['a', 'b']
     """
 
-    def __init__(self, py_fn: Any, name: Any = None) -> None:
+    def __init__(self, py_fn: Callable[[Any], object], name: str | None = None) -> None:
         super().__init__((), PyObjectType(), PyObjectType(), name)
         self._check_callable("py_fn", py_fn, "a Python function")
         self.py_fn = py_fn
 
-    def _emit(self, code: Code, value: Any) -> Any:
+    def _emit(self, code: Code, value: Expression) -> Expression:
         result = code.fresh()
         function, checked = map(code.model.name_of, (self.py_fn, read_once))
         code.line(f"{result} = {function}({checked}({value}))", users_own=True)
         return result
 
 
-def repeated_in(keys: list[Any]) -> str:
+def repeated_in(keys: Sequence[Hashable]) -> str:
     """List the keys that occur twice."""
     counts = Counter(keys)
     return ", ".join(repr(key) for key in keys if counts[key] > 1)
 
 
-def emit_index(code: Code, keys: list[Any], key: str, strict: bool = True) -> str:
+def emit_index(code: Code, keys: Sequence[Hashable], key: str, strict: bool = True) -> str:
     """Write the look-up of a key in a list; the index of an unknown key is the list's length."""
     table = code.model.name_of({known: index for index, known in enumerate(keys)})
     index = code.fresh("i", f"{table}.get({key}, {len(keys)})")
@@ -159,7 +177,7 @@ def emit_index(code: Code, keys: list[Any], key: str, strict: bool = True) -> st
     return index
 
 
-def _fail_at_key(key: Any, known: dict[Any, Any]) -> None:
+def _fail_at_key(key: object, known: dict[Any, int]) -> None:
     expected = ", ".join(map(repr, list(known)[:20])) + (" …" if len(known) > 20 else "")
     raise TraceError(UnknownKey, f"unknown key {key!r}", expected, repr(key))
 
@@ -182,7 +200,11 @@ class OneHotFromList(Block):
     """
 
     def __init__(
-        self, elements: Any, dtype: Any = "float32", strict: bool = True, name: Any = None
+        self,
+        elements: Iterable[Hashable],
+        dtype: DtypeLike = "float32",
+        strict: bool = True,
+        name: str | None = None,
     ) -> None:
         keys = list(elements)
         if twice := repeated_in(keys):
@@ -190,15 +212,16 @@ class OneHotFromList(Block):
             raise mismatch(AssertionError, what, "different elements", twice)
         kind = TensorType((len(keys),), dtype)
         super().__init__((), PyObjectType(), kind, name)
+        self._row_type = kind.row_type
         self._keys = keys
         self._strict = strict
         # With a row of zeros at the end, for unknown keys.
         table = np.eye(len(keys) + 1, len(keys))
         self._table = table.astype(numpy_dtype_of(kind.torch_dtype))
 
-    def _emit(self, code: Code, value: Any) -> Any:
-        index = emit_index(code, self._keys, value, self._strict)
-        return code.record_data(CONSTANT, self._known("output").row_type, index, self._table)
+    def _emit(self, code: Code, value: Expression) -> Expression:
+        index = emit_index(code, self._keys, packed(value), self._strict)
+        return code.record_data(CONSTANT, self._row_type, index, self._table)
 
 
 class OneHot(OneHotFromList):
@@ -219,7 +242,11 @@ class OneHot(OneHotFromList):
     """
 
     def __init__(
-        self, start: int, stop: Any = None, dtype: Any = "float32", name: Any = None
+        self,
+        start: int,
+        stop: int | None = None,
+        dtype: DtypeLike = "float32",
+        name: str | None = None,
     ) -> None:
         keys = range(start) if stop is None else range(start, stop)
         if not keys:
@@ -256,7 +283,9 @@ class FromTensor(Block):
         tensor([1., 1.])
     """
 
-    def __init__(self, tensor: Any, name: Any = None) -> None:
+    def __init__(
+        self, tensor: torch.Tensor | np.ndarray | np.generic, name: str | None = None
+    ) -> None:
         super().__init__(input_type=VoidType(), name=name)
         if not isinstance(tensor, torch.Tensor | np.ndarray | np.generic):
             what = "neither a tensor nor an array"
@@ -267,15 +296,16 @@ class FromTensor(Block):
         if isinstance(tensor, nn.UninitializedParameter):
             self._fail("the shape is not known yet", "a full shape", repr(tensor))
         self.tensor = tensor if isinstance(tensor, torch.Tensor) else torch.as_tensor(tensor)
-        self.set_output_type(TensorType(tuple(self.tensor.shape), self.tensor.dtype))
+        self._tensor_type = TensorType(tuple(self.tensor.shape), self.tensor.dtype)
+        self.set_output_type(self._tensor_type)
 
-    def _emit(self, code: Code, value: Any) -> Any:
-        kind = self._known("output")
-        return _constant(code, id(self.tensor), kind, lambda: self.tensor, self.name)
+    def _emit(self, code: Code, value: Expression) -> Expression:
+        key = id(self.tensor)
+        return _constant(code, key, self._tensor_type, lambda: self.tensor, self.name)
 
 
 def _constant(
-    code: Code, key: Any, kind: TensorType, make: Callable[[], torch.Tensor], name: str | None
+    code: Code, key: Hashable, kind: TensorType, make: Callable[[], torch.Tensor], name: str | None
 ) -> str:
     """Name the value of a tensor that is the same in all examples."""
     module = code.model.unique(key, lambda: _Constant(make()))
@@ -286,7 +316,7 @@ conversion.register(torch.Tensor, FromTensor)
 conversion.register(np.ndarray, FromTensor)
 
 
-def zero_value(code: Code, result_type: ResultType) -> Any:
+def zero_value(code: Code, result_type: ResultType) -> Expression:
     """Write a value of zeros; an empty sequence for a sequence type."""
     if isinstance(result_type, TupleType):
         return tuple(zero_value(code, item) for item in result_type)
@@ -312,7 +342,7 @@ class Zeros(Block):
         (tensor([0., 0.]), tensor(0))
     """
 
-    def __init__(self, output_type: Any = None, name: Any = None) -> None:
+    def __init__(self, output_type: TypeLike | None = None, name: str | None = None) -> None:
         super().__init__((), VoidType(), output_type, name)
 
     def _infer(self) -> None:
@@ -325,11 +355,11 @@ class Zeros(Block):
         if self.output_type is None:
             self._fail("the type of the zeros cannot be inferred", "td.Zeros(type)", "no type")
 
-    def _emit(self, code: Code, value: Any) -> Any:
+    def _emit(self, code: Code, value: Expression) -> Expression:
         return zero_value(code, self._known("output"))
 
 
-def concatenated(dim: int, *parts: Any) -> torch.Tensor:
+def concatenated(dim: int, *parts: object) -> torch.Tensor:
     """Concatenate rows along an axis of one example; scalars count as vectors of length 1."""
     rows = [part[:, None] if part.dim() == 1 else part for part in flattened(parts)]
     return torch.cat(rows, dim + 1)
@@ -355,30 +385,31 @@ class Concat(Block):
     _input_kinds = (TupleType,)
     _output_kinds = (TensorType,)
 
-    def __init__(self, concat_dim: int = 0, flatten: bool = False, name: Any = None) -> None:
+    def __init__(self, concat_dim: int = 0, flatten: bool = False, name: str | None = None) -> None:
         super().__init__(name=name)
         self._dim = concat_dim
         self._flatten = flatten
 
-    def _output_for(self, kind: Any) -> Any:
+    def _output_for(self, kind: TupleType) -> ResultType:
         dim = self._dim
         items = kind.terminal_types() if self._flatten else list(kind)
-        shapes = [item.shape or (1,) for item in items if isinstance(item, TensorType)]
+        tensors = [item for item in items if isinstance(item, TensorType)]
+        shapes = [tensor.shape or (1,) for tensor in tensors]
         problems = {
             "an item is not a tensor": len(shapes) < len(items),
             "no tensor to concatenate": not items,
             f"a tensor has no axis {dim}": any(not 0 <= dim < len(shape) for shape in shapes),
             "the other axes differ": len({(*s[:dim], *s[dim + 1 :]) for s in shapes}) > 1,
-            "dtypes differ": len({getattr(item, "dtype", "") for item in items}) > 1,
+            "dtypes differ": len({tensor.dtype for tensor in tensors}) > 1,
         }
         if found := [problem for problem, is_there in problems.items() if is_there]:
             nested = any(isinstance(item, TupleType) for item in items)
             expected = f"a tuple of tensors that differ only in axis {dim}"
             self._fail(found[0], expected, kind, hint="flatten=True" if nested else "")
         length = sum(shape[dim] for shape in shapes)
-        return TensorType((*shapes[0][:dim], length, *shapes[0][dim + 1 :]), items[0].dtype)
+        return TensorType((*shapes[0][:dim], length, *shapes[0][dim + 1 :]), tensors[0].dtype)
 
-    def _emit(self, code: Code, value: Any) -> Any:
+    def _emit(self, code: Code, value: Expression) -> Expression:
         key = ("concat", self._dim)
         types = (self._known("input"), self._known("output"))
         function = code.model.unique(key, lambda: partial(concatenated, self._dim))

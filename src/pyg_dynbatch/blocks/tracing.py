@@ -51,13 +51,13 @@ class Tracer:
         self._begin: Callable[[], Any] = names["begin"]
 
     def __call__(
-        self, example: Any, number: int | None = None, max_depth: int | None = None
+        self, example: object, number: int | None = None, max_depth: int | None = None
     ) -> Recording:
         """Record the calls of one example; its number is for messages."""
         return self.trace(example, number, max_depth)[0]
 
     def trace(
-        self, example: Any, number: int | None = None, max_depth: int | None = None
+        self, example: object, number: int | None = None, max_depth: int | None = None
     ) -> tuple[Recording, Any]:
         """Record the calls of one example; also return the output, with numbers of values."""
         source = self.source
@@ -92,7 +92,7 @@ class Tracer:
             if not items:
                 continue
             site = self.source.sites[number]
-            row_type = site.site.results[0]
+            row_type = site.row_type
             if site.site.kind == INPUT:
                 least = recording.num_inputs.get(row_type, 0)
                 recording.num_inputs[row_type] = max(least, _num_rows(site, items))
@@ -212,12 +212,12 @@ class BlockResult:
         return [tensor for tensor in flattened(self.output) if tensor is not None]
 
 
-def named_terminals(result_type: ResultType, result: Any) -> list[tuple[str, Any]]:
+def named_terminals(result_type: ResultType, result: object) -> list[tuple[str, Any]]:
     """List the terminals in the root's output with the outputs they belong to; "" for objects."""
     terminals: list[tuple[str, Any]] = []
     numbers = count()
 
-    def add(terminal: ResultType, value: Any) -> None:
+    def add(terminal: ResultType, value: object) -> None:
         name = ""
         if isinstance(terminal, TensorType):
             name = f"output_{next(numbers)}" if result_type.size else f"output:{terminal}"
@@ -242,7 +242,7 @@ def _constants(site: CallSite, items: Sequence[Any]) -> np.ndarray:
     if site.table is not None:
         chosen: np.ndarray = site.table[np.asarray(items, dtype=np.int64)]
         return chosen
-    row_type: Any = site.site.results[0]
+    row_type = site.row_type
     try:
         rows = _stacked(items, row_type)
     except _NOT_A_NUMBER as reason:
@@ -285,7 +285,7 @@ def _kind(row_type: RowTensorType) -> str:
     return "f" if row_type.dtype.is_floating_point else "i"
 
 
-def _stacked(items: Any, row_type: RowTensorType) -> np.ndarray:
+def _stacked(items: Sequence[Any] | np.ndarray, row_type: RowTensorType) -> np.ndarray:
     """One array of all items; strings are parsed as numbers, and whole floats are integers."""
     if isinstance(items[0], torch.Tensor):
         tensors = torch.stack([torch.as_tensor(item).detach() for item in items]).cpu()
@@ -317,12 +317,13 @@ def _parsed(texts: np.ndarray, kind: str) -> np.ndarray:
     return numbers
 
 
-def _is_masked(value: Any) -> bool:
+def _is_masked(value: object) -> bool:
     """Whether entries are missing, which numpy would replace by what is in memory."""
     if isinstance(value, np.ma.MaskedArray):
         return bool(np.ma.is_masked(value))
-    is_nested = isinstance(value, list | tuple) and not set(map(type, value)) <= _SCALARS
-    return is_nested and any(map(_is_masked, value))
+    if not isinstance(value, list | tuple) or set(map(type, value)) <= _SCALARS:
+        return False
+    return any(map(_is_masked, value))
 
 
 def _num_rows(site: CallSite, items: Sequence[Any]) -> int:
@@ -351,7 +352,7 @@ def check_model(source: CompiledSource, model: str, what: str) -> None:
         raise mismatch(ValueError, problem, expected, got, hint="record the examples again")
 
 
-def _listed(examples: Any) -> list[Any]:
+def _listed(examples: Iterable[Any]) -> list[Any]:
     try:
         return list(examples)
     except TypeError as error:

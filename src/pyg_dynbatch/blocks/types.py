@@ -7,17 +7,24 @@ from inspect import Signature, signature
 from itertools import repeat
 from numbers import Integral
 from types import MethodType
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn, SupportsIndex, TypeVar, overload
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import nn
 
 from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.core.types import TensorType as RowTensorType
 
+DtypeLike = str | torch.dtype | np.dtype[Any] | type
+"""A dtype of torch, its name, or a dtype of numpy."""
 
-def dtype_of(dtype: Any) -> torch.dtype:
+ShapeLike = int | np.integer[Any] | list[int] | tuple[int, ...]
+"""The length of a vector, or of each axis."""
+
+
+def dtype_of(dtype: DtypeLike) -> torch.dtype:
     """Find a torch dtype by object, name, or numpy dtype."""
     name = np.dtype(dtype).name if isinstance(dtype, type | np.dtype) else dtype
     found = getattr(torch, name, None) if isinstance(name, str) else dtype
@@ -31,7 +38,7 @@ class ResultType:
     """Type of a value on a wire; only its subclasses have instances."""
 
     # What the constructor takes: equal types have equal arguments.
-    _arguments: tuple[Any, ...] = ()
+    _arguments: tuple[object, ...] = ()
     # Whether the type has no parts: tensors and host objects.
     _is_terminal = False
     # Whether the number of terminals differs between instances.
@@ -41,7 +48,7 @@ class ResultType:
         """Types of the parts."""
         return ()
 
-    def _mapped(self, fn: Callable[["ResultType", Any], Any], instance: Any) -> Any:
+    def _mapped(self, fn: Callable[["ResultType", Any], object], instance: object) -> object:
         """Replace each terminal of an instance by the result of ``fn(type, value)``."""
         return fn(self, instance) if self._is_terminal else None
 
@@ -61,17 +68,17 @@ class ResultType:
         """Types of all terminals: tensors and host objects."""
         return [kind for kind in self.walk() if kind._is_terminal]
 
-    def for_each_terminal(self, fn: Callable[["ResultType", Any], None], instance: Any) -> None:
+    def for_each_terminal(self, fn: Callable[["ResultType", Any], None], instance: object) -> None:
         """Call ``fn(type, value)`` on every terminal of an instance, in order."""
         self._mapped(fn, instance)
 
-    def flatten(self, instance: Any) -> list[Any]:
+    def flatten(self, instance: object) -> list[Any]:
         """List the terminals of an instance."""
         flat: list[Any] = []
         self._mapped(lambda _, value: flat.append(value), instance)
         return flat
 
-    def unflatten(self, flat: Iterable[Any], shaped_like: Any) -> Any:
+    def unflatten(self, flat: Iterable[object], shaped_like: object) -> Any:
         """Build an instance from terminals, with sequences as long as in ``shaped_like``."""
         left = iter(flat)
         return self._mapped(lambda *_: next(left), _ANY if shaped_like is None else shaped_like)
@@ -85,6 +92,11 @@ class ResultType:
     def __repr__(self) -> str:
         return f"{type(self).__name__}({', '.join(map(repr, self._arguments))})"
 
+
+TypeLike = (
+    ResultType | int | np.integer[Any] | list[Any] | tuple["TypeLike", ...] | str | torch.dtype
+)
+"""What :func:`convert_to_type` takes."""
 
 # Stands for a tuple of any length, where only terminals matter.
 _ANY = object()
@@ -109,15 +121,9 @@ class TensorType(ResultType):
 
     _is_terminal = True
 
-    def __init__(self, shape: Any, dtype: Any = "float32") -> None:
-        sizes = (shape,) if isinstance(shape, Integral) else shape
-        is_shape = isinstance(sizes, list | tuple) and all(isinstance(s, Integral) for s in sizes)
-        if not is_shape or any(size < 0 for size in sizes):
-            what = "negative dimension" if is_shape else "the shape must be fully known"
-            expected = "a list or tuple of numbers, without the batch axis"
-            raise mismatch(TypeError, f"TensorType: {what}", expected, repr(shape))
+    def __init__(self, shape: ShapeLike, dtype: DtypeLike = "float32") -> None:
         #: Length of each axis.
-        self.shape: tuple[int, ...] = tuple(map(int, sizes))
+        self.shape = _lengths_of(shape)
         #: Name of the dtype.
         self.dtype = str(dtype_of(dtype)).removeprefix("torch.")
         self._arguments = self.shape, self.dtype
@@ -137,12 +143,23 @@ class TensorType(ResultType):
         """The type under which the engine keeps rows of it."""
         return RowTensorType(self.shape, self.torch_dtype)
 
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+    def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> np.ndarray:
         """Zeros of the type, so that ``np.ones_like`` and the like take it."""
         return np.zeros(self.shape, self.dtype if dtype is None else dtype)
 
     def __str__(self) -> str:
         return str(self.row_type)
+
+
+def _lengths_of(shape: ShapeLike) -> tuple[int, ...]:
+    lengths = shape if isinstance(shape, list | tuple) else (shape,)
+    expected = "a list or tuple of numbers, without the batch axis"
+    if not all(isinstance(length, Integral) for length in lengths):
+        problem = "TensorType: the shape must be fully known"
+        raise mismatch(TypeError, problem, expected, repr(shape))
+    if any(length < 0 for length in lengths):
+        raise mismatch(TypeError, "TensorType: negative dimension", expected, repr(shape))
+    return tuple(map(int, lengths))
 
 
 class PyObjectType(ResultType):
@@ -183,6 +200,10 @@ class TupleType(ResultType):
         (TensorType((), 'int64'), 2)
     """
 
+    @overload
+    def __init__(self, *item_types: TypeLike) -> None: ...
+    @overload
+    def __init__(self, item_types: Iterable[ResultType], /) -> None: ...
     def __init__(self, *item_types: Any) -> None:
         given = item_types[0] if len(item_types) == 1 else None
         # Tuple types, strings and shapes can be iterated over, too.
@@ -201,13 +222,17 @@ class TupleType(ResultType):
     def __iter__(self) -> Iterator[ResultType]:
         return iter(self.items)
 
-    def __getitem__(self, key: Any) -> Any:
+    @overload
+    def __getitem__(self, key: SupportsIndex) -> ResultType: ...
+    @overload
+    def __getitem__(self, key: slice) -> "TupleType": ...
+    def __getitem__(self, key: SupportsIndex | slice) -> ResultType:
         return TupleType(*self.items[key]) if isinstance(key, slice) else self.items[key]
 
     def _inside(self) -> tuple[ResultType, ...]:
         return self.items
 
-    def _mapped(self, fn: Callable[[ResultType, Any], Any], instance: Any) -> Any:
+    def _mapped(self, fn: Callable[[ResultType, Any], object], instance: object) -> object:
         values = (_ANY,) * len(self) if instance is _ANY else instance
         if not isinstance(values, tuple | list) or len(values) != len(self):
             what = "TupleType: not an instance of the type"
@@ -231,7 +256,7 @@ class SequenceType(ResultType):
 
     _varies = True
 
-    def __init__(self, elem_type: Any) -> None:
+    def __init__(self, elem_type: TypeLike) -> None:
         #: The type of the elements.
         self.element_type = convert_to_type(elem_type)
         self._arguments = (self.element_type,)
@@ -239,7 +264,7 @@ class SequenceType(ResultType):
     def _inside(self) -> tuple[ResultType, ...]:
         return (self.element_type,)
 
-    def _mapped(self, fn: Callable[[ResultType, Any], Any], instance: Any) -> Any:
+    def _mapped(self, fn: Callable[[ResultType, Any], object], instance: Any) -> object:
         return [self.element_type._mapped(fn, element) for element in instance]
 
     def __str__(self) -> str:
@@ -261,19 +286,19 @@ class BroadcastSequenceType(SequenceType):
 
     _varies = False
 
-    def _mapped(self, fn: Callable[[ResultType, Any], Any], instance: Any) -> Any:
+    def _mapped(self, fn: Callable[[ResultType, Any], object], instance: Any) -> object:
         return repeat(self.element_type._mapped(fn, repeated(instance)))
 
     def __str__(self) -> str:
         return f"[{self.element_type}, …]"
 
 
-def repeated(instance: Any) -> Any:
+def repeated(instance: object) -> object:
     """The value of ``itertools.repeat(value)``; while examples are traced, the instance itself."""
     return next(instance) if isinstance(instance, repeat) else instance
 
 
-def convert_to_type(type_like: Any) -> ResultType:
+def convert_to_type(type_like: TypeLike) -> ResultType:
     """Convert the short form of a type.
 
     Args:
@@ -303,7 +328,7 @@ def convert_to_type(type_like: Any) -> ResultType:
     raise mismatch(TypeError, "convert_to_type: not a type", expected, repr(type_like))
 
 
-def canonicalize_type(type_like: Any) -> ResultType:
+def canonicalize_type(type_like: TypeLike) -> ResultType:
     """Turn tuples and sequences that hold only host objects into one host object.
 
     Example:
@@ -326,6 +351,7 @@ class PerThread(threading.local):
         self.items: list[Any] = []
 
 
+_Part = TypeVar("_Part")
 _IO = TypeVar("_IO", bound="IOBase")
 
 # Parts whose types are being propagated.
@@ -352,12 +378,12 @@ def propagate_types(*parts: "IOBase") -> None:
 class _KeepsArguments(ABCMeta):
     """Keep the arguments of a constructor, and start type inference when it has ended."""
 
-    def __call__(cls, *arguments: Any, **named: Any) -> Any:
-        made = super().__call__(*arguments, **named)
-        made._arguments = arguments, named
-        made._is_complete = True
-        propagate_types(made)
-        return made
+    def __call__(cls: type[_Part], *arguments: Any, **named: Any) -> _Part:
+        part = super().__call__(*arguments, **named)  # type: ignore[misc]
+        part._arguments = arguments, named
+        part._is_complete = True
+        propagate_types(part)
+        return part
 
     @property
     def __signature__(cls) -> Signature:
@@ -365,7 +391,7 @@ class _KeepsArguments(ABCMeta):
         return signature(MethodType(cls.__init__, cls))  # type: ignore[misc]
 
 
-def _text_of(value: Any) -> str:
+def _text_of(value: object) -> str:
     if isinstance(value, dict):
         return f"{{{', '.join(f'{key!r}: {_text_of(item)}' for key, item in value.items())}}}"
     if isinstance(value, list):
@@ -400,7 +426,12 @@ class IOBase(metaclass=_KeepsArguments):
     _input_kinds: tuple[type[ResultType], ...] = ()
     _output_kinds: tuple[type[ResultType], ...] = ()
 
-    def __init__(self, input_type: Any = None, output_type: Any = None, name: Any = None) -> None:
+    def __init__(
+        self,
+        input_type: TypeLike | None = None,
+        output_type: TypeLike | None = None,
+        name: str | None = None,
+    ) -> None:
         if name is not None and not isinstance(name, str):
             what = f"{type(self).__name__}: the name is not a string"
             raise mismatch(TypeError, what, "a string or None", repr(name))
@@ -425,11 +456,11 @@ class IOBase(metaclass=_KeepsArguments):
         """Type of the output, ``None`` while it is unknown."""
         return self._types["output"]
 
-    def set_input_type(self: _IO, input_type: Any) -> _IO:
+    def set_input_type(self: _IO, input_type: TypeLike | None) -> _IO:
         """Set the input type; None changes nothing, and a type that differs is an error."""
         return self._set_type("input", input_type)
 
-    def set_output_type(self: _IO, output_type: Any) -> _IO:
+    def set_output_type(self: _IO, output_type: TypeLike | None) -> _IO:
         """Set the output type; None changes nothing, and a type that differs is an error."""
         return self._set_type("output", output_type)
 
@@ -445,7 +476,7 @@ class IOBase(metaclass=_KeepsArguments):
         """Set both types to the known types of another block or layer."""
         return self.set_input_type(other.input_type).set_output_type(other.output_type)
 
-    def _set_type(self: _IO, side: str, given: Any) -> _IO:
+    def _set_type(self: _IO, side: str, given: TypeLike | None) -> _IO:
         old = self._types[side]
         if given is None or (new := canonicalize_type(given)) == old:
             return self
@@ -480,7 +511,7 @@ class IOBase(metaclass=_KeepsArguments):
         facts = [f"{f}, {f!r}" if isinstance(f, ResultType) else f for f in (expected, got)]
         raise mismatch(kind, f"{self._label()}: {what}", *facts, where=self._path(), hint=hint)
 
-    def _check_callable(self, what: str, given: Any, expected: str) -> None:
+    def _check_callable(self, what: str, given: object, expected: str) -> None:
         if not callable(given):
             self._fail(f"{what} cannot be called", expected, repr(given))
 
