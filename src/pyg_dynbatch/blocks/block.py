@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import singledispatch
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import numpy as np
@@ -21,27 +22,6 @@ from pyg_dynbatch.core.errors import mismatch
 if TYPE_CHECKING:
     from pyg_dynbatch.blocks.code import Code, Expression
     from pyg_dynbatch.blocks.layers import Layer
-
-
-def _fail_as_truth_value(self: object) -> NoReturn:
-    """Raise an error: no example exists while blocks are wired, so they have no truth value."""
-    what = f"{type(self).__name__}: used as a truth value while blocks are wired"
-    hint = "td.OneOf(key_fn, cases), torch.where in a td.Function, or `block is not None`"
-    raise mismatch(TypeError, what, "a decision per example", repr(self), hint=hint)
-
-
-class Wire(NamedTuple):
-    """One item, or a slice, of the output of a block; ``block[key]``."""
-
-    source: "Source"
-    key: object
-
-    def __bool__(self) -> bool:
-        _fail_as_truth_value(self)
-
-    def __getitem__(self, key: object) -> "Wire":
-        return Wire(self, key)
-
 
 #: The compositions whose scopes are open.
 scopes = PerThread()
@@ -107,9 +87,9 @@ class Block(IOBase):
 
     def _adopt(self, child: "Block") -> None:
         if child._parent is not None:
-            what = f"already a child of {child._parent._label()}"
+            problem = f"already a child of {child._parent._label()}"
             hint = "make a second block; share weights by using one layer in both"
-            child._fail(what, "a block without a parent", repr(child), hint=hint)
+            child._fail(problem, "a block without a parent", repr(child), hint=hint)
         child._parent = self
         child._dependents.append(self)
         self._children.append(child)
@@ -131,16 +111,23 @@ class Block(IOBase):
         label = child._label()
         if isinstance(child, _Pipe):  # pipes are left out
             return key
-        same = [] if key else [c for c in self._children if c._label() == label]
-        return f"{key}.{label}" + (f"#{same.index(child) + 1}" if len(same) > 1 else "")
+        if key:
+            return f"{key}.{label}"
+
+        same_label = [sibling for sibling in self._children if sibling._label() == label]
+        number = f"#{same_label.index(child) + 1}" if len(same_label) > 1 else ""
+        return f".{label}{number}"
 
     def _key_of(self, child: "Block") -> str:
         """Key of a child in a path, such as ``['pair']``; empty if it has none."""
-        return f"[{self._child_keys[self._children.index(child)]}]" if self._child_keys else ""
+        if not self._child_keys:
+            return ""
+        return f"[{self._child_keys[self._children.index(child)]}]"
 
     # Combining.
 
-    __bool__ = _fail_as_truth_value
+    def __bool__(self) -> bool:
+        _fail_as_truth_value(self)
 
     # These three are also methods of layers.
 
@@ -160,32 +147,39 @@ class Block(IOBase):
             The block itself; for a layer, a block of it.
         """
         if not scopes.items:
-            what = f"{self._label()}.reads: used outside a scope"
+            problem = f"{self._label()}.reads: used outside a scope"
             expected = "an open scope"
-            raise mismatch(AssertionError, what, expected, hint="with composition.scope(): …")
+            raise mismatch(AssertionError, problem, expected, hint="with composition.scope(): …")
         block = convert_to_block(self)
-        scopes.items[-1].connect(others[0] if len(others) == 1 else others, block)
+        source = others[0] if len(others) == 1 else others
+        scopes.items[-1].connect(source, block)
         return block
 
-    def __getitem__(self, key: object) -> Wire:
+    def __getitem__(self, key: object) -> "Wire":
         """Return a wire from one item, or from a slice, of the output."""
         return Wire(self, key)
 
-    # Defined by subclasses.
+    # Defined by subclasses:
+    #
+    # _infer, _output_for, _expect_output   whenever a type becomes known
+    # _check                                when a model is compiled, all types being propagated
+    # _emit                                 when the block's code is written
 
     def _infer(self) -> None:
         """Derive types from those that are known; by default, the output type from the input."""
-        if (kind := self.input_type) is not None:
-            is_kept = self._keeps_objects and isinstance(kind, PyObjectType)
-            self.set_output_type(kind if is_kept else self._output_for(kind))
+        kind = self.input_type
+        if kind is None:
+            return
+        is_kept = self._keeps_objects and isinstance(kind, PyObjectType)
+        self.set_output_type(kind if is_kept else self._output_for(kind))
 
     def _output_for(self, kind: Any) -> ResultType | None:
         """Return the type of the output for an input of a valid type, if it is known by now."""
         return None
 
-    def _expect_output(self, wanted: ResultType) -> None:
+    def _expect_output(self, expected: ResultType) -> None:
         """Use the type that the reader of the output expects."""
-        self.set_output_type(wanted)
+        self.set_output_type(expected)
 
     def _check(self) -> None:
         """Raise errors that can be found only when the model is compiled."""
@@ -237,6 +231,28 @@ class Block(IOBase):
         return int(runners["max_depth"](self, inp))
 
 
+class Wire(NamedTuple):
+    """One item, or a slice, of the output of a block; ``block[key]``."""
+
+    source: "Source"
+    key: object
+
+    def __bool__(self) -> bool:
+        _fail_as_truth_value(self)
+
+    def __getitem__(self, key: object) -> "Wire":
+        return Wire(self, key)
+
+
+def _fail_as_truth_value(self: object) -> NoReturn:
+    """Raise an error: no example exists while blocks are wired, so they have no truth value."""
+    problem = f"{type(self).__name__}: used as a truth value while blocks are wired"
+    hint = "td.OneOf(key_fn, cases), torch.where in a td.Function, or `block is not None`"
+    raise mismatch(TypeError, problem, "a decision per example", repr(self), hint=hint)
+
+
+# Conversion ---------------------------------------------------------------------------------------
+
 FieldsLike = dict[Any, Any] | list[Any] | tuple["BlockLike", ...]
 """Blocks by key, pairs of a key and a block, or blocks for the keys 0, 1, …."""
 
@@ -253,10 +269,10 @@ SourceLike = BlockLike | Wire | tuple["SourceLike", ...]
 @singledispatch
 def conversion(block_like: object) -> Block:
     """Convert an object that is not a block; each kind is registered next to its block."""
-    what = "convert_to_block: cannot be turned into a block"
+    problem = "convert_to_block: cannot be turned into a block"
     expected = "a block, layer, module, tensor, array, dict, list or tuple"
     hint = "td.Function(f) for a function on tensors, td.InputTransform(f) for a Python function"
-    raise mismatch(TypeError, what, expected, repr(block_like), hint=hint)
+    raise mismatch(TypeError, problem, expected, repr(block_like), hint=hint)
 
 
 # A wire is a tuple, but not a tuple of blocks.
@@ -281,20 +297,26 @@ def convert_to_block(block_like: BlockLike) -> Block:
     return block_like if isinstance(block_like, Block) else conversion(block_like)
 
 
+# Types that are equal -----------------------------------------------------------------------------
+
+
 def equate(first: tuple[IOBase, str], *others: tuple[IOBase, str]) -> ResultType | None:
     """Propagate a type among inputs and outputs, such as ``(block, "input")``, that are equal."""
-    owner, own = first
-    for part, side in others:
-        owner._set_type(own, part._types[side])
-    for part, side in others:
-        part._set_type(side, owner._types[own])
-    return owner._types[own]
+    owner, own_side = first
+    for other, side in others:
+        owner._set_type(own_side, other._types[side])
+    for other, side in others:
+        other._set_type(side, owner._types[own_side])
+    return owner._types[own_side]
 
 
 def share(owner: Block, side: str, blocks: Sequence[Block]) -> ResultType | None:
     """Propagate a type between an owner and blocks that share its input, if any, or its output."""
     sharing = [block for block in blocks if side == "output" or block.input_type != VoidType()]
     return equate((owner, side), *((block, side) for block in sharing))
+
+
+# Pipes --------------------------------------------------------------------------------------------
 
 
 class Identity(Block):
@@ -329,12 +351,13 @@ class _Pipe(Block):
 
     def _infer(self) -> None:
         equate((self._children[0], "input"), (self, "input"))
-        for one, other in zip(self._children, self._children[1:], strict=False):
+        for block, following in pairwise(self._children):
             # Most neighbors agree already, and this runs often in long pipes.
-            if one.output_type is not other.input_type:
-                if one.output_type is None and other.input_type is not None:
-                    one._expect_output(other.input_type)
-                other.set_input_type(one.output_type)
+            if block.output_type is following.input_type:
+                continue
+            if block.output_type is None and following.input_type is not None:
+                block._expect_output(following.input_type)
+            following.set_input_type(block.output_type)
         equate((self._children[-1], "output"), (self, "output"))
 
     def _emit(self, code: "Code", value: "Expression") -> "Expression":
@@ -343,7 +366,7 @@ class _Pipe(Block):
         return value
 
 
-def Pipe(*blocks: BlockLike, name: str | None = None) -> Block:  # noqa: N802 - named like the classes
+def Pipe(*blocks: BlockLike, name: str | None = None) -> Block:  # named like the classes
     """Apply blocks one after another; ``a >> b`` makes it.
 
     Pipes are flattened and identities dropped; an empty pipe is an identity, a pipe of one block
@@ -358,24 +381,28 @@ def Pipe(*blocks: BlockLike, name: str | None = None) -> Block:  # noqa: N802 - 
         >>> td.Pipe(td.InputTransform(len), td.Scalar()).eval("abc")
         tensor(3.)
     """
-    found = [convert_to_block(block) for block in blocks]
-    kept = [block for block in found if type(block) is not Identity] or found[:1]
+    converted = [convert_to_block(block) for block in blocks]
+    kept = [block for block in converted if type(block) is not Identity] or converted[:1]
     if not kept:
         return Identity(name=name)
+
     # An identity has the type of its neighbors.
-    set_neighbor: Callable[[Any], Block] = kept[0].set_input_type
-    for block in found:
+    set_neighbor: Callable[[ResultType | None], Block] = kept[0].set_input_type
+    for block in converted:
         if block in kept:
             set_neighbor = block.set_output_type
         else:
             set_neighbor(block.input_type)
     if len(kept) == 1 and name is None:
         return kept[0]
-    parts: list[Block] = []
+
+    flat: list[Block] = []
     for block in kept:
-        can_merge = isinstance(block, _Pipe) and block.name is None and block._parent is None
-        parts += block._release_children() if can_merge else [block]  # type: ignore[attr-defined]
-    pipe = _Pipe(*parts, name=name)
+        if isinstance(block, _Pipe) and block.name is None and block._parent is None:
+            flat += block._release_children()
+        else:
+            flat.append(block)
+    pipe = _Pipe(*flat, name=name)
     for block in kept:
         block._parent = pipe
     return pipe

@@ -130,12 +130,12 @@ class Map(Block):
         # Whether the input type is a guess: a host object, since the elements are host objects.
         self._guessed = False
 
-    def _set_type(self, side: str, given: TypeLike | None) -> "Map":
-        if side == "input" and given is not None:
-            if self._guessed and isinstance(given, BroadcastSequenceType):
+    def _set_type(self, side: str, type_like: TypeLike | None) -> "Map":
+        if side == "input" and type_like is not None:
+            if self._guessed and isinstance(type_like, BroadcastSequenceType):
                 self._types["input"] = self._types["output"] = None
             self._guessed = False
-        return super()._set_type(side, given)
+        return super()._set_type(side, type_like)
 
     def _infer(self) -> None:
         inner = self.element_block
@@ -685,7 +685,7 @@ class Zip(Block):
         return zipped
 
 
-def ZipWith(elem_block: BlockLike, name: str | None = None) -> Block:  # noqa: N802 - named like the classes
+def ZipWith(elem_block: BlockLike, name: str | None = None) -> Block:  # named like the classes
     """Zip a tuple of sequences and apply a block to each tuple: ``Zip() >> Map(elem_block)``.
 
     Args:

@@ -24,14 +24,7 @@ ShapeLike = int | np.integer[Any] | list[int] | tuple[int, ...]
 """The length of a vector, or of each axis."""
 
 
-def dtype_of(dtype: DtypeLike) -> torch.dtype:
-    """Find a torch dtype by object, name, or numpy dtype."""
-    name = np.dtype(dtype).name if isinstance(dtype, type | np.dtype) else dtype
-    found = getattr(torch, name, None) if isinstance(name, str) else dtype
-    if not isinstance(found, torch.dtype):
-        expected = "a torch dtype or its name, such as 'float32' or 'int64'"
-        raise mismatch(TypeError, "TensorType: unknown dtype", expected, repr(dtype))
-    return found
+# Types of values ----------------------------------------------------------------------------------
 
 
 class ResultType:
@@ -39,13 +32,13 @@ class ResultType:
 
     # What the constructor takes: equal types have equal arguments.
     _arguments: tuple[object, ...] = ()
-    # Whether the type has no parts: tensors and host objects.
+    # Whether instances are not made of others: tensors and host objects.
     _is_terminal = False
     # Whether the number of terminals differs between instances.
     _varies = False
 
     def _inside(self) -> tuple["ResultType", ...]:
-        """Types of the parts."""
+        """Types of the items or elements."""
         return ()
 
     def _mapped(self, fn: Callable[["ResultType", Any], object], instance: object) -> object:
@@ -55,8 +48,8 @@ class ResultType:
     def walk(self) -> Iterator["ResultType"]:
         """Iterate over the type and all types inside."""
         yield self
-        for part in self._inside():
-            yield from part.walk()
+        for inner in self._inside():
+            yield from inner.walk()
 
     @property
     def size(self) -> int | None:
@@ -80,8 +73,9 @@ class ResultType:
 
     def unflatten(self, flat: Iterable[object], shaped_like: object) -> Any:
         """Build an instance from terminals, with sequences as long as in ``shaped_like``."""
-        left = iter(flat)
-        return self._mapped(lambda *_: next(left), _ANY if shaped_like is None else shaped_like)
+        terminals = iter(flat)
+        shape = _ANY if shaped_like is None else shaped_like
+        return self._mapped(lambda *_: next(terminals), shape)
 
     def __eq__(self, other: object) -> bool:
         return type(self) is type(other) and self._arguments == other._arguments
@@ -151,17 +145,6 @@ class TensorType(ResultType):
         return str(self.row_type)
 
 
-def _lengths_of(shape: ShapeLike) -> tuple[int, ...]:
-    lengths = shape if isinstance(shape, list | tuple) else (shape,)
-    expected = "a list or tuple of numbers, without the batch axis"
-    if not all(isinstance(length, Integral) for length in lengths):
-        problem = "TensorType: the shape must be fully known"
-        raise mismatch(TypeError, problem, expected, repr(shape))
-    if any(length < 0 for length in lengths):
-        raise mismatch(TypeError, "TensorType: negative dimension", expected, repr(shape))
-    return tuple(map(int, lengths))
-
-
 class PyObjectType(ResultType):
     """Any Python object; it never reaches the device.
 
@@ -205,13 +188,14 @@ class TupleType(ResultType):
     @overload
     def __init__(self, item_types: Iterable[ResultType], /) -> None: ...
     def __init__(self, *item_types: Any) -> None:
-        given = item_types[0] if len(item_types) == 1 else None
+        only = item_types[0] if len(item_types) == 1 else None
         # Tuple types, strings and shapes can be iterated over, too.
-        if isinstance(given, Iterable) and not isinstance(given, ResultType | str | torch.Size):
-            inside = tuple(given)
+        if isinstance(only, Iterable) and not isinstance(only, ResultType | str | torch.Size):
+            items = tuple(only)
             # A list of numbers is a shape, though.
-            is_items = all(isinstance(item, ResultType) for item in inside)
-            item_types = inside if is_items else item_types
+            if all(isinstance(item, ResultType) for item in items):
+                item_types = items
+
         #: The types of the items.
         self.items: tuple[ResultType, ...] = tuple(map(convert_to_type, item_types))
         self._arguments = self.items
@@ -235,12 +219,13 @@ class TupleType(ResultType):
     def _mapped(self, fn: Callable[[ResultType, Any], object], instance: object) -> object:
         values = (_ANY,) * len(self) if instance is _ANY else instance
         if not isinstance(values, tuple | list) or len(values) != len(self):
-            what = "TupleType: not an instance of the type"
-            raise mismatch(TypeError, what, f"a tuple of {len(self)}", repr(instance))
-        return tuple(item._mapped(fn, one) for item, one in zip(self, values, strict=True))
+            problem = "TupleType: not an instance of the type"
+            raise mismatch(TypeError, problem, f"a tuple of {len(self)}", repr(instance))
+        pairs = zip(self.items, values, strict=True)
+        return tuple(item_type._mapped(fn, value) for item_type, value in pairs)
 
     def __str__(self) -> str:
-        return f"({', '.join(map(str, self.items))}{',' if len(self) == 1 else ''})"
+        return _tuple_text(map(str, self.items))
 
 
 class SequenceType(ResultType):
@@ -298,6 +283,9 @@ def repeated(instance: object) -> object:
     return next(instance) if isinstance(instance, repeat) else instance
 
 
+# Conversion ---------------------------------------------------------------------------------------
+
+
 def convert_to_type(type_like: TypeLike) -> ResultType:
     """Convert the short form of a type.
 
@@ -336,12 +324,39 @@ def canonicalize_type(type_like: TypeLike) -> ResultType:
         PyObjectType()
     """
     result = convert_to_type(type_like)
-    parts = [canonicalize_type(part) for part in result._inside()]
-    if not parts:
+    inside = [canonicalize_type(inner) for inner in result._inside()]
+    if not inside:
         return result
-    is_object = all(part == PyObjectType() for part in parts)
+
+    holds_objects = all(inner == PyObjectType() for inner in inside)
     is_endless = isinstance(result, BroadcastSequenceType)
-    return PyObjectType() if is_object and not is_endless else type(result)(*parts)
+    return PyObjectType() if holds_objects and not is_endless else type(result)(*inside)
+
+
+def dtype_of(dtype: DtypeLike) -> torch.dtype:
+    """Find a torch dtype by object, name, or numpy dtype."""
+    name = np.dtype(dtype).name if isinstance(dtype, type | np.dtype) else dtype
+    torch_dtype = getattr(torch, name, None) if isinstance(name, str) else dtype
+    if not isinstance(torch_dtype, torch.dtype):
+        expected = "a torch dtype or its name, such as 'float32' or 'int64'"
+        raise mismatch(TypeError, "TensorType: unknown dtype", expected, repr(dtype))
+    return torch_dtype
+
+
+def _lengths_of(shape: ShapeLike) -> tuple[int, ...]:
+    lengths = shape if isinstance(shape, list | tuple) else (shape,)
+    expected = "a list or tuple of numbers, without the batch axis"
+
+    if not all(isinstance(length, Integral) for length in lengths):
+        problem = "TensorType: the shape must be fully known"
+        raise mismatch(TypeError, problem, expected, repr(shape))
+    if any(length < 0 for length in lengths):
+        raise mismatch(TypeError, "TensorType: negative dimension", expected, repr(shape))
+
+    return tuple(map(int, lengths))
+
+
+# Components with an input and an output type ------------------------------------------------------
 
 
 class PerThread(threading.local):
@@ -351,25 +366,26 @@ class PerThread(threading.local):
         self.items: list[Any] = []
 
 
-_Part = TypeVar("_Part")
+_Made = TypeVar("_Made")
 _IO = TypeVar("_IO", bound="IOBase")
 
-# Parts whose types are being propagated.
+# Components whose types are being propagated.
 _queue = PerThread()
 
 
-def propagate_types(*parts: "IOBase") -> None:
-    """Propagate known types, beginning with some parts, until nothing changes."""
+def propagate_types(*components: "IOBase") -> None:
+    """Propagate known types, beginning with some components, until nothing changes."""
     queue = _queue.items
     is_running = len(queue) > 0
-    queue += parts
+    queue += components
     if is_running:
         return
+
     try:
-        # More parts are appended while this runs.
-        for part in queue:
-            if part._is_complete:
-                part._infer()
+        # More components are appended while this runs.
+        for component in queue:
+            if component._is_complete:
+                component._infer()
     finally:
         queue.clear()
 
@@ -378,12 +394,12 @@ def propagate_types(*parts: "IOBase") -> None:
 class _KeepsArguments(ABCMeta):
     """Keep the arguments of a constructor, and start type inference when it has ended."""
 
-    def __call__(cls: type[_Part], *arguments: Any, **named: Any) -> _Part:
-        part = super().__call__(*arguments, **named)  # type: ignore[misc]
-        part._arguments = arguments, named
-        part._is_complete = True
-        propagate_types(part)
-        return part
+    def __call__(cls: type[_Made], *arguments: Any, **named: Any) -> _Made:
+        component = super().__call__(*arguments, **named)  # type: ignore[misc]
+        component._arguments = arguments, named
+        component._is_complete = True
+        propagate_types(component)
+        return component
 
     @property
     def __signature__(cls) -> Signature:
@@ -391,23 +407,11 @@ class _KeepsArguments(ABCMeta):
         return signature(MethodType(cls.__init__, cls))  # type: ignore[misc]
 
 
-def _text_of(value: object) -> str:
-    if isinstance(value, dict):
-        return f"{{{', '.join(f'{key!r}: {_text_of(item)}' for key, item in value.items())}}}"
-    if isinstance(value, list):
-        return f"[{', '.join(map(_text_of, value))}]"
-    if isinstance(value, tuple) and not hasattr(value, "_fields"):
-        return f"({', '.join(map(_text_of, value))}{',' if len(value) == 1 else ''})"
-    if isinstance(value, torch.dtype):
-        return repr(str(value).removeprefix("torch."))
-    is_plain = callable(value) and not isinstance(value, IOBase | nn.Module)
-    return getattr(value, "__name__", repr(value)) if is_plain else repr(value)
-
-
 class IOBase(metaclass=_KeepsArguments):
     """Base class of blocks, layers and forward declarations: a name, input and output type.
 
-    A type is ``None`` until it is known.
+    A type is ``None`` until it is known. Whenever one becomes known, the component and its
+    dependents derive others from it (``_infer``).
 
     Args:
         input_type: What :func:`convert_to_type` takes, if it is known already.
@@ -433,8 +437,8 @@ class IOBase(metaclass=_KeepsArguments):
         name: str | None = None,
     ) -> None:
         if name is not None and not isinstance(name, str):
-            what = f"{type(self).__name__}: the name is not a string"
-            raise mismatch(TypeError, what, "a string or None", repr(name))
+            problem = f"{type(self).__name__}: the name is not a string"
+            raise mismatch(TypeError, problem, "a string or None", repr(name))
         #: Name given by the user.
         self.name: str | None = name
         self._kind = type(self).__name__.lstrip("_")
@@ -442,7 +446,7 @@ class IOBase(metaclass=_KeepsArguments):
         self._is_complete = False
         self._types: dict[str, ResultType | None] = {"input": None, "output": None}
         self._classes = {"input": self._input_kinds, "output": self._output_kinds}
-        # Parts that derive their types again when a type of this one becomes known.
+        # Components that derive their types again when a type of this one becomes known.
         self._dependents: list[IOBase] = []
         self.set_input_type(input_type).set_output_type(output_type)
 
@@ -476,12 +480,17 @@ class IOBase(metaclass=_KeepsArguments):
         """Set both types to the known types of another block or layer."""
         return self.set_input_type(other.input_type).set_output_type(other.output_type)
 
-    def _set_type(self: _IO, side: str, given: TypeLike | None) -> _IO:
+    def _set_type(self: _IO, side: str, type_like: TypeLike | None) -> _IO:
+        if type_like is None:
+            return self
+
         old = self._types[side]
-        if given is None or (new := canonicalize_type(given)) == old:
+        new = canonicalize_type(type_like)
+        if new == old:
             return self
         if old is not None:
             self._fail(f"the {side} type differs", old, new)
+
         self._check_class(side, new)
         self._types[side] = new
         propagate_types(self, *self._dependents)
@@ -492,47 +501,83 @@ class IOBase(metaclass=_KeepsArguments):
         self._check_class(side, self._types[side])
         return self
 
-    def _check_class(self, side: str, found: ResultType | None) -> None:
+    def _check_class(self, side: str, kind: ResultType | None) -> None:
         classes = self._classes[side]
-        if classes and found is not None and not isinstance(found, classes):
-            kinds = " or ".join(kind.__name__ for kind in classes)
-            self._fail(f"a wrong kind of {side}", kinds, found)
+        if classes and kind is not None and not isinstance(kind, classes):
+            expected = " or ".join(valid.__name__ for valid in classes)
+            self._fail(f"a wrong kind of {side}", expected, kind)
 
     def _fail(
         self,
-        what: str,
+        problem: str,
         expected: object = "",
         got: object = "",
         *,
         kind: type[Exception] = TypeError,
         hint: str = "",
     ) -> NoReturn:
-        """Raise an error about this part; types are printed in short and as they are made."""
-        facts = [f"{f}, {f!r}" if isinstance(f, ResultType) else f for f in (expected, got)]
-        raise mismatch(kind, f"{self._label()}: {what}", *facts, where=self._path(), hint=hint)
+        """Raise an error about this component; types are shown in short and as they are made."""
+        raise mismatch(
+            kind,
+            f"{self._label()}: {problem}",
+            _type_or_object_text(expected),
+            _type_or_object_text(got),
+            where=self._path(),
+            hint=hint,
+        )
 
-    def _check_callable(self, what: str, given: object, expected: str) -> None:
-        if not callable(given):
-            self._fail(f"{what} cannot be called", expected, repr(given))
+    def _check_callable(self, name: str, function: object, expected: str) -> None:
+        if not callable(function):
+            self._fail(f"{name} cannot be called", expected, repr(function))
 
     def _label(self) -> str:
-        """Name of the part in messages and paths."""
+        """Name of the component in messages and paths."""
         return self.name or self._kind
 
     def _path(self) -> str:
-        """Path to the part in the whole model."""
+        """Path to the component in the whole model."""
         return self._label()
 
     def _infer(self) -> None:
         """Derive types from those that are known."""
 
     def _shown_arguments(self) -> tuple[Sequence[Any], dict[str, Any]]:
-        """Return the arguments, and those by name, of the call that creates the part."""
+        """Return the arguments, and those by name, of the call that creates the component."""
         return self._arguments
 
     def __repr__(self) -> str:
-        """Write the call that creates the part; it evaluates to an equal one."""
+        """Write the call that creates the component; it evaluates to an equal one."""
         arguments, named = self._shown_arguments()
-        given = [(key, value) for key, value in named.items() if (key, value) != ("name", None)]
-        parts = [*map(_text_of, arguments), *(f"{key}={_text_of(value)}" for key, value in given)]
-        return f"{self._kind}({', '.join(parts)})"
+        texts = [_text_of(value) for value in arguments]
+        for key, value in named.items():
+            if (key, value) != ("name", None):
+                texts.append(f"{key}={_text_of(value)}")
+        return f"{self._kind}({', '.join(texts)})"
+
+
+# Texts --------------------------------------------------------------------------------------------
+
+
+def _text_of(value: object) -> str:
+    """Write an argument as in code; functions by their names."""
+    if isinstance(value, dict):
+        items = [f"{key!r}: {_text_of(item)}" for key, item in value.items()]
+        return f"{{{', '.join(items)}}}"
+    if isinstance(value, list):
+        return f"[{', '.join(map(_text_of, value))}]"
+    if isinstance(value, tuple) and not hasattr(value, "_fields"):
+        return _tuple_text(map(_text_of, value))
+    if isinstance(value, torch.dtype):
+        return repr(str(value).removeprefix("torch."))
+
+    is_function = callable(value) and not isinstance(value, IOBase | nn.Module)
+    return getattr(value, "__name__", repr(value)) if is_function else repr(value)
+
+
+def _tuple_text(items: Iterable[str]) -> str:
+    texts = list(items)
+    return f"({', '.join(texts)}{',' if len(texts) == 1 else ''})"
+
+
+def _type_or_object_text(value: object) -> object:
+    return f"{value}, {value!r}" if isinstance(value, ResultType) else value
