@@ -34,6 +34,8 @@ class Block(IOBase):
     """Map an input to an output, for one example; blocks are combined into larger ones.
 
     A block has at most one parent, so an expression is always a tree; only layers are shared.
+    Types are inferred while blocks are combined; when the whole is compiled, each block is checked
+    and writes its part of the code that reads an example.
 
     Args:
         children: Blocks inside, each anything that :func:`convert_to_block` takes.

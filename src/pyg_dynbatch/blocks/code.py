@@ -230,11 +230,11 @@ class ModelCode:
         return CompiledSource(source, origin, *facts)
 
 
-class Zipped(NamedTuple):
-    """The values that a loop over a zip iterates over, one entry per item of the zipped tuples."""
+class ZippedItem(NamedTuple):
+    """One of the sequences that are zipped."""
 
-    sequences: tuple[str | None, ...]  # None where one value is repeated
-    values: tuple[Expression, ...]  # the repeated values
+    sequence: str | None  # what a loop iterates over; None if one value is repeated
+    value: Expression  # the repeated value
 
 
 class Code:
@@ -252,7 +252,7 @@ class Code:
         # The path of the block that is being written.
         self.path = "Root"
         # For the value of a zip, what to loop over instead.
-        self.zipped: dict[str, Zipped] = {}
+        self.zipped: dict[str, list[ZippedItem]] = {}
         self._indent = 2
         self._names = 0
         # The last constant: its name, its site, and the number of lines so far.

@@ -30,71 +30,6 @@ Wiring = int | str | list[Any] | tuple["Wiring", ...]
 """A source with indices of children, as the text of a composition has it."""
 
 
-def blocks_of(source: Source) -> list[Block]:
-    """The blocks whose outputs a source consists of."""
-    if isinstance(source, Block):
-        return [source]
-    if isinstance(source, Wire):
-        return blocks_of(source.source)
-    return [block for item in source for block in blocks_of(item)]
-
-
-def type_of(owner: Block, source: Source) -> ResultType | None:
-    """Type of a source, if it is known."""
-    if isinstance(source, Block):
-        return source.output_type
-    if isinstance(source, Wire):
-        return item_type(owner, type_of(owner, source.source), source.key)
-    if not source:
-        return VoidType()
-    items = [type_of(owner, item) for item in source]
-    known = tuple(item for item in items if item is not None)
-    return canonicalize_type(known) if len(known) == len(items) else None
-
-
-def _expect_output(source: Source, expected: ResultType) -> None:
-    """Pass the type that a reader expects to the blocks of a source."""
-    if isinstance(source, Block):
-        source._expect_output(expected)
-    elif not isinstance(source, Wire):
-        if isinstance(expected, PyObjectType):
-            expected = TupleType(*[expected] * len(source))
-        if isinstance(expected, TupleType) and len(expected) == len(source):
-            for item, item_type in zip(source, expected, strict=True):
-                _expect_output(item, item_type)
-
-
-def _value_of(
-    owner: Block, code: Code, source: Source, values: dict[Block, Expression]
-) -> Expression:
-    """Write a source, given the values of the blocks that it reads."""
-    if isinstance(source, Block):
-        return values[source]
-    if isinstance(source, Wire):
-        whole = _value_of(owner, code, source.source, values)
-        return emit_item(code, whole, source.key, type_of(owner, source))
-    if not source:
-        return "None"
-    items = tuple(_value_of(owner, code, item, values) for item in source)
-    return packed_if_object(code, items, type_of(owner, source))
-
-
-class CompositionIO(Block):
-    """The input or the output of a composition."""
-
-    def __init__(self, composition: "Composition", side: str) -> None:
-        super().__init__(name=f"{side} of {composition._label()}")
-        self.composition = composition
-        self.side = side
-        self._dependents.append(composition)
-
-    def _path(self) -> str:
-        return f"{self.composition._path()}.{self.side}"
-
-    def __repr__(self) -> str:
-        return f"{self.composition._label()}.{self.side}"
-
-
 class Composition(Block):
     """Wire blocks into an acyclic graph.
 
@@ -130,8 +65,9 @@ class Composition(Block):
         wires: Iterable[tuple[Wiring, int | str]] = (),
     ) -> None:
         super().__init__(children or (), name=name)
-        # The source of each connected block, in the order of the connections, and its readers.
+        # The source of each connected block, in the order of the connections.
         self._sources: dict[Block, Source] = {}
+        # The blocks that read the output of a block.
         self._readers: dict[Block, list[Block]] = {}
         # Connected blocks that have, or whose sources have, a type that is not known yet.
         self._untyped: list[Block] = []
@@ -183,8 +119,8 @@ class Composition(Block):
             is_last = scopes.items[-1] is self
             scopes.items.remove(self)
         if not is_last:
-            what = f"{self._label()}.scope: scopes overlap"
-            raise mismatch(AssertionError, what, "the last opened to be closed first")
+            problem = f"{self._label()}.scope: scopes overlap"
+            raise mismatch(AssertionError, problem, "the last opened to be closed first")
 
     def connect(self, a: SourceLike, b: BlockLike) -> None:
         """Connect the input of one block to the output of another.
@@ -196,15 +132,18 @@ class Composition(Block):
         source = self._source_of(a)
         target = self._own(b, "output", "the input of a composition is written")
         if target in self._sources:
-            what = f"the input of {target._label()} is connected already"
+            problem = f"the input of {target._label()} is connected already"
             expected = "one connection per input; several sources as a tuple"
-            self._fail(what, expected, repr(a), kind=ValueError)
-        found = set(blocks_of(source))
+            self._fail(problem, expected, repr(a), kind=ValueError)
+
+        blocks_read = set(blocks_of(source))
         # Only a block with readers can lead to its source; this keeps wiring of long chains fast.
-        if (target in self._readers or target in found) and self._leads_to(source, target):
+        may_lead = target in self._readers or target in blocks_read
+        if may_lead and self._leads_to(source, target):
             self._fail("the wires form a cycle", got=f"{a!r} -> {b!r}", kind=ValueError)
+
         self._sources[target] = source
-        for block in found:
+        for block in blocks_read:
             self._readers.setdefault(block, []).append(target)
         self._untyped.append(target)
         propagate_types(self)
@@ -217,30 +156,32 @@ class Composition(Block):
             return tuple(self._source_of(item) for item in source_like)
         return self._own(source_like, "input", "the output of a composition is read")
 
-    def _own(self, block_like: BlockLike, wanted: str, what: str) -> Block:
-        """Adopt a block, unless it is the input or the output, which must be used as such."""
+    def _own(self, block_like: BlockLike, valid_side: str, problem: str) -> Block:
+        """Adopt a block; of the input and the output, only the one of a side is valid."""
         block = convert_to_block(block_like)
         if not isinstance(block, CompositionIO):
             if block._parent is not self:
                 self._adopt(block)
-        elif block.composition is not self:
+            return block
+
+        if block.composition is not self:
             foreign = f"the {block.side} of a different composition is used"
             self._fail(foreign, repr(getattr(self, block.side)), repr(block), kind=ValueError)
-        elif block.side != wanted:
-            self._fail(what, f"its {wanted}", repr(block), kind=ValueError)
+        if block.side != valid_side:
+            self._fail(problem, f"its {valid_side}", repr(block), kind=ValueError)
         return block
 
     def _leads_to(self, source: Source, target: Block) -> bool:
         """Whether a source depends on the output of a block."""
-        left = blocks_of(source)
+        waiting = blocks_of(source)
         seen = set[Block]()
-        while left:
-            block = left.pop()
+        while waiting:
+            block = waiting.pop()
             if block is target:
                 return True
             if block not in seen:
                 seen.add(block)
-                left += blocks_of(self._sources.get(block, ()))
+                waiting += blocks_of(self._sources.get(block, ()))
         return False
 
     def _infer(self) -> None:
@@ -250,16 +191,16 @@ class Composition(Block):
 
     def _pass_types(self, targets: Iterable[Block]) -> list[Block]:
         """Pass types between blocks and their sources; return those with unknown types."""
-        left = []
+        untyped = []
         for target in targets:
             source = self._sources[target]
-            found = type_of(self, source)
-            target.set_input_type(found)
+            source_type = type_of(self, source)
+            target.set_input_type(source_type)
             if target.input_type is not None:
                 _expect_output(source, target.input_type)
-            if found is None or target.input_type is None:
-                left.append(target)
-        return left
+            if source_type is None or target.input_type is None:
+                untyped.append(target)
+        return untyped
 
     def _check(self) -> None:
         self._pass_types(self._sources)
@@ -268,39 +209,112 @@ class Composition(Block):
             got = f"{len(self._sources)} wires"
             hint = "composition.set_output_type(td.VoidType()) if there is no output on purpose"
             self._fail("the output is not connected", expected, got, hint=hint)
+
         for child in self._children:
             if child not in self._sources:
                 child.set_input_type(VoidType())
             if child not in self._readers and not _is_nothing(child.output_type):
-                what = f"the output of {child._label()} is unused"
+                problem = f"the output of {child._label()} is unused"
                 expected = "every output read"
-                self._fail(what, expected, repr(child), hint=">> td.Void() drops it")
+                self._fail(problem, expected, repr(child), hint=">> td.Void() drops it")
 
     def _emit(self, code: Code, value: Expression) -> Expression:
         values: dict[Block, Expression] = {self.input: value}
         for child in self._children:
             if child not in self._sources:
                 values[child] = code.emit(child, "None")
+
         for target in self._in_order():
-            given = _value_of(self, code, self._sources[target], values)
+            input_value = _value_of(self, code, self._sources[target], values)
             is_output = isinstance(target, CompositionIO)
-            values[target] = given if is_output else code.emit(target, given)
+            values[target] = input_value if is_output else code.emit(target, input_value)
         return values.get(self.output, "None")
 
     def _in_order(self) -> Iterator[Block]:
         """Iterate over targets as they were connected, but each after those it depends on."""
         done = set[Block]()
-        left = list(reversed(self._sources))
-        while left:
-            target = left.pop()
+        waiting = list(reversed(self._sources))
+        while waiting:
+            target = waiting.pop()
             sources = blocks_of(self._sources[target])
             missing = [block for block in sources if block in self._sources and block not in done]
             if missing:
-                left += [target, *reversed(missing)]
+                waiting += [target, *reversed(missing)]
             elif target not in done:
                 done.add(target)
                 yield target
 
 
+class CompositionIO(Block):
+    """The input or the output of a composition."""
+
+    def __init__(self, composition: "Composition", side: str) -> None:
+        super().__init__(name=f"{side} of {composition._label()}")
+        self.composition = composition
+        self.side = side
+        self._dependents.append(composition)
+
+    def _path(self) -> str:
+        return f"{self.composition._path()}.{self.side}"
+
+    def __repr__(self) -> str:
+        return f"{self.composition._label()}.{self.side}"
+
+
+# Sources ------------------------------------------------------------------------------------------
+
+
+def blocks_of(source: Source) -> list[Block]:
+    """The blocks whose outputs a source consists of."""
+    if isinstance(source, Block):
+        return [source]
+    if isinstance(source, Wire):
+        return blocks_of(source.source)
+    return [block for item in source for block in blocks_of(item)]
+
+
+def type_of(owner: Block, source: Source) -> ResultType | None:
+    """Type of a source, if it is known."""
+    if isinstance(source, Block):
+        return source.output_type
+    if isinstance(source, Wire):
+        return item_type(owner, type_of(owner, source.source), source.key)
+    if not source:
+        return VoidType()
+    items = [type_of(owner, item) for item in source]
+    known = tuple(item for item in items if item is not None)
+    return canonicalize_type(known) if len(known) == len(items) else None
+
+
+def _expect_output(source: Source, expected: ResultType) -> None:
+    """Pass the type that a reader expects to the blocks of a source."""
+    if isinstance(source, Block):
+        source._expect_output(expected)
+    elif not isinstance(source, Wire):
+        if isinstance(expected, PyObjectType):
+            expected = TupleType(*[expected] * len(source))
+        if isinstance(expected, TupleType) and len(expected) == len(source):
+            for item, item_type in zip(source, expected, strict=True):
+                _expect_output(item, item_type)
+
+
+def _value_of(
+    owner: Block, code: Code, source: Source, values: dict[Block, Expression]
+) -> Expression:
+    """Write a source, given the values of the blocks that it reads."""
+    if isinstance(source, Block):
+        return values[source]
+    if isinstance(source, Wire):
+        whole = _value_of(owner, code, source.source, values)
+        return emit_item(code, whole, source.key, type_of(owner, source))
+    if not source:
+        return "None"
+    items = tuple(_value_of(owner, code, item, values) for item in source)
+    return packed_if_object(code, items, type_of(owner, source))
+
+
 def _is_nothing(kind: ResultType | None) -> bool:
-    return kind is not None and all(isinstance(k, VoidType | TupleType) for k in kind.walk())
+    """Whether an output holds neither tensors nor host objects."""
+    if kind is None:
+        return False
+    return all(isinstance(inner, VoidType | TupleType) for inner in kind.walk())

@@ -1,6 +1,6 @@
 """Blocks on sequences: map, folds, recurrent networks, sums; items, lengths, zips, windows."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from itertools import repeat
@@ -13,7 +13,7 @@ from pyg_dynbatch.blocks.block import Block, BlockLike, Pipe, convert_to_block, 
 from pyg_dynbatch.blocks.code import (
     Code,
     Expression,
-    Zipped,
+    ZippedItem,
     items_of,
     key_text,
     packed,
@@ -39,75 +39,6 @@ from pyg_dynbatch.core.recording import CONSTANT
 from pyg_dynbatch.core.types import RaggedRows, dtype_of_sums
 
 _CONTAINERS = (PyObjectType, TupleType, SequenceType)
-
-
-def check_ends(block: Block, kind: ResultType | None) -> None:
-    """Raise an error for a sequence that does not end."""
-    if isinstance(kind, BroadcastSequenceType):
-        hint = "td.Zip() with a sequence that ends first"
-        block._fail("the sequence never ends", "a sequence that ends", kind, hint=hint)
-
-
-def element_type(block: Block, kind: ResultType | None, *, ends: bool = True) -> ResultType | None:
-    """Type of the elements of a sequence, of a tuple of equal items, or of a host object."""
-    if ends:
-        check_ends(block, kind)
-    if isinstance(kind, SequenceType):
-        return kind.element_type
-    if isinstance(kind, TupleType):
-        if any(item != kind[0] for item in kind):
-            block._fail("the items of the tuple differ", "items of one type", kind)
-        return kind[0] if len(kind) else None
-    if kind is not None and not isinstance(kind, PyObjectType):
-        expected = "a sequence, a tuple of equal items, or a host object"
-        block._fail("the input is not a sequence", expected, kind)
-    return kind
-
-
-def sequence_of(element: TypeLike, like: ResultType) -> ResultType:
-    """Return the type of a sequence of elements, which is endless if another one is."""
-    kind = BroadcastSequenceType if isinstance(like, BroadcastSequenceType) else SequenceType
-    return kind(element)
-
-
-def pair_of_types(
-    block: Block, kind: ResultType | None, whose: str, expected: str
-) -> tuple[ResultType | None, ResultType | None]:
-    """Types of the items of a pair; None if they are unknown or inside a host object."""
-    if kind is None or isinstance(kind, PyObjectType):
-        return None, None
-    if not isinstance(kind, TupleType) or len(kind) != 2:
-        block._fail(f"{whose} is not a pair", expected, kind)
-    return kind[0], kind[1]
-
-
-def without_input(block_like: BlockLike | None) -> Block:
-    """Convert to a block that has no input; None to one of zeros."""
-    block = convert_to_block(Zeros() if block_like is None else block_like)
-    return block.set_input_type(VoidType())
-
-
-@contextmanager
-def each(code: Code, sequence: Expression, kind: ResultType) -> Iterator[Expression]:
-    """Write a loop over a sequence with elements of a type; yields the value of an element."""
-    target = code.new(kind, "x")
-    element = target
-    walked = target
-    source = packed(sequence)
-    if source in code.zipped and isinstance(target, tuple):
-        # A repeated value is not walked along.
-        parts, values = code.zipped[source]
-        triples = list(zip(parts, values, target, strict=True))
-        element = tuple(value if part is None else own for part, value, own in triples)
-        sources = [part for part in parts if part is not None]
-        walked = tuple(own for part, _, own in triples if part is not None)
-        source = f"zip({', '.join(sources)})"
-        if len(sources) == 1:
-            (walked,), (source,) = walked, sources
-    if isinstance(kind, PyObjectType):
-        source = code.reading(source)
-    with code.inside(f"for {packed(walked)} in {source}:"):
-        yield element
 
 
 class Map(Block):
@@ -145,8 +76,9 @@ class Map(Block):
         elif inner.input_type == PyObjectType() and self.input_type is None:
             self.set_input_type(PyObjectType())
             self._guessed = True
-        wanted = self.output_type
-        inner.set_output_type(wanted.element_type if isinstance(wanted, SequenceType) else wanted)
+
+        output = self.output_type
+        inner.set_output_type(output.element_type if isinstance(output, SequenceType) else output)
         if inner.output_type is not None and self.input_type is not None:
             self.set_output_type(sequence_of(inner.output_type, self.input_type))
 
@@ -156,10 +88,11 @@ class Map(Block):
             return code.emit(inner, value)
         if isinstance(inner, Tensor):
             return code.record_all_data(inner.row_type, value, inner._path())
-        found = code.fresh("s", "[]")
+
+        results = code.fresh("s", "[]")
         with each(code, value, inner._known("input")) as element:
-            code.line(f"{found}.append({packed(code.emit(inner, element))})")
-        return found
+            code.line(f"{results}.append({packed(code.emit(inner, element))})")
+        return results
 
 
 class Fold(Block):
@@ -187,7 +120,8 @@ class Fold(Block):
     def __init__(
         self, combine_block: BlockLike, start_block: BlockLike, name: str | None = None
     ) -> None:
-        super().__init__([combine_block, without_input(convert_to_block(start_block))], name=name)
+        start = without_input(convert_to_block(start_block))
+        super().__init__([combine_block, start], name=name)
         self.combine_block, self.start_block = self._children
 
     def _infer(self) -> None:
@@ -195,14 +129,15 @@ class Fold(Block):
         state = share(self, "output", self._children)
         if state is not None and element is not None:
             self.combine_block.set_input_type((state, element))
-        whose = "the input of combine_block"
-        given = self.combine_block.input_type
-        state, _ = pair_of_types(self, given, whose, "(state, element)")
+
+        pair = self.combine_block.input_type
+        state, _ = pair_of_types(self, pair, "the input of combine_block", "(state, element)")
         self.start_block.set_output_type(state)
 
     def _emit(self, code: Code, value: Expression) -> Expression:
         state = code.new(self._known("output"), "a")
         code.assign(state, code.emit(self.start_block, "None"))
+
         kind = element_type(self, self._known("input")) or PyObjectType()
         with each(code, value, kind) as element:
             pair = packed_if_object(code, (state, element), self.combine_block.input_type)
@@ -244,23 +179,28 @@ class Reduce(Block):
 
     def _infer(self) -> None:
         self.set_output_type(element_type(self, self.input_type))
-        if (element := share(self, "output", self._children)) is not None:
+        element = share(self, "output", self._children)
+        if element is not None:
             self.combine_block.set_input_type((element, element))
 
     def _emit(self, code: Code, value: Expression) -> Expression:
         kind = self._known("output")
-        left = code.fresh("s", f"list({packed(value)})")
-        done = code.fresh("s")
-        with code.inside(f"while len({left}) > 1:"):
-            code.line(f"{done} = []; i_ = iter({left})")
-            a = code.new(kind, "x")
-            b = code.new(kind, "x")
-            with code.inside(f"for {packed((a, b))} in zip(i_, i_):"):
-                code.line(f"{done}.append({packed(code.emit(self.combine_block, (a, b)))})")
+        elements = code.fresh("s", f"list({packed(value)})")
+        combined = code.fresh("s")
+        with code.inside(f"while len({elements}) > 1:"):
+            code.line(f"{combined} = []; i_ = iter({elements})")
+            left = code.new(kind, "x")
+            right = code.new(kind, "x")
+            with code.inside(f"for {packed((left, right))} in zip(i_, i_):"):
+                result = packed(code.emit(self.combine_block, (left, right)))
+                code.line(f"{combined}.append({result})")
             # An element without a partner goes on to the next round.
-            code.line(f"{left} = {done} + {left}[-1:] if len({left}) % 2 else {done}")
+            is_odd = f"len({elements}) % 2"
+            code.line(f"{elements} = {combined} + {elements}[-1:] if {is_odd} else {combined}")
+
         default = partial(code.emit, self._default, "None")
-        return code.branches(kind, (f"if {left}:", lambda: f"{left}[0]"), ("else:", default))
+        only = (f"if {elements}:", lambda: f"{elements}[0]")
+        return code.branches(kind, only, ("else:", default))
 
 
 class RNN(Block):
@@ -296,10 +236,11 @@ class RNN(Block):
     ) -> None:
         if isinstance(cell, nn.RNNBase):
             kind = f"nn.{type(cell).__name__}"
-            what = f"RNN: {kind} runs over whole sequences, and is not a cell"
-            raise mismatch(TypeError, what, f"{kind}Cell", repr(cell))
+            problem = f"RNN: {kind} runs over whole sequences, and is not a cell"
+            raise mismatch(TypeError, problem, f"{kind}Cell", repr(cell))
         if isinstance(cell, nn.RNNCellBase):
             cell = ScopedLayer(cell)
+
         starts = [] if initial_state_from_input else [without_input(initial_state)]
         super().__init__([cell, *starts], name=name)
         if initial_state is not None and initial_state_from_input:
@@ -311,30 +252,38 @@ class RNN(Block):
     def _infer(self) -> None:
         cell = self._cell
         start = self._start
-        sequence, given = self._given()
+        sequence, _ = self._input_types()
         element = element_type(self, sequence)
-        _, taken = pair_of_types(self, cell.input_type, "the cell's input", "(element, state)")
-        _, returned = self._returned()
-        _, wanted = pair_of_types(self, self.output_type, "the output", "(outputs, last state)")
-        begun = None if start is None else start.output_type
-        known = (kind for kind in (given, begun, taken, returned, wanted) if kind is not None)
-        state = next(known, None)
+        state = self._state_type()
         if state is None and element is not None and cell.output_type is None:
             # The type of a layer's state may be known before it is called.
             state = getattr(getattr(cell, "tf_fn", None), "state_type", None)
         if state is None:
             return
+
         if element is not None:
             cell.set_input_type((element, state))
         if start is not None:
             start.set_output_type(state)
-        output, returned = self._returned()
-        if returned is not None and returned != state:
-            self._fail("the state changes its type", f"{state} as input", f"{returned} as output")
+
+        output, next_state = self._cell_output_types()
+        if next_state is not None and next_state != state:
+            self._fail("the state changes its type", f"{state} as input", f"{next_state} as output")
         if output is not None and sequence is not None:
             self.set_output_type((SequenceType(output), state))
 
-    def _given(self) -> tuple[ResultType | None, ResultType | None]:
+    def _state_type(self) -> ResultType | None:
+        """Type of the state, if it is known anywhere."""
+        _, from_input = self._input_types()
+        from_start = None if self._start is None else self._start.output_type
+        cell_input = self._cell.input_type
+        _, into_cell = pair_of_types(self, cell_input, "the cell's input", "(element, state)")
+        _, out_of_cell = self._cell_output_types()
+        _, last = pair_of_types(self, self.output_type, "the output", "(outputs, last state)")
+        places = (from_input, from_start, into_cell, out_of_cell, last)
+        return next((kind for kind in places if kind is not None), None)
+
+    def _input_types(self) -> tuple[ResultType | None, ResultType | None]:
         """Types of the sequence and of the state that comes with it."""
         kind = self.input_type
         if self._start is not None:
@@ -343,41 +292,48 @@ class RNN(Block):
             return kind, kind
         return pair_of_types(self, kind, "the input", "(sequence, initial state)")
 
-    def _returned(self) -> tuple[ResultType | None, ResultType | None]:
+    def _cell_output_types(self) -> tuple[ResultType | None, ResultType | None]:
+        """Types of an output of the cell and of the next state."""
         return pair_of_types(self, self._cell.output_type, "the cell's output", "(output, state)")
 
     def _emit(self, code: Code, value: Expression) -> Expression:
-        sequence, _ = self._given()
-        _, state_type = self._returned()
+        sequence_type, _ = self._input_types()
+        _, state_type = self._cell_output_types()
         state = code.new(state_type, "a")
         if self._start is None:
-            value, start = items_of(value, 2)
+            sequence, start = items_of(value, 2)
         else:
+            sequence = value
             start = code.emit(self._start, "None")
         code.assign(state, start)
-        found = code.fresh("s", "[]")
-        with each(code, value, element_type(self, sequence) or PyObjectType()) as element:
-            output, new = items_of(code.emit(self._cell, (element, state)), 2)
-            code.line(f"{found}.append({packed(output)})")
-            code.assign(state, new)
-        return found, state
+
+        outputs = code.fresh("s", "[]")
+        kind = element_type(self, sequence_type) or PyObjectType()
+        with each(code, sequence, kind) as element:
+            output, next_state = items_of(code.emit(self._cell, (element, state)), 2)
+            code.line(f"{outputs}.append({packed(output)})")
+            code.assign(state, next_state)
+        return outputs, state
 
 
 def mean_of(ragged: RaggedRows) -> torch.Tensor:
     """Average the rows of each call."""
     dtype = ragged.rows.dtype
     total = ragged._replace(rows=ragged.rows.to(dtype_of_sums(dtype))).sum()
+
     # Not bincount, for which the host would wait on a GPU.
     ones = torch.ones(ragged.segment_ids.size(0), device=total.device)
     count = ragged._replace(rows=ones).sum().clamp(min=1).to(total.dtype)
-    return (total / count.view(-1, *(1,) * (total.dim() - 1))).to(dtype)
+    count = count.view(-1, *(1,) * (total.dim() - 1))
+    return (total / count).to(dtype)
 
 
-def _extreme(kind: str, ragged: RaggedRows) -> torch.Tensor:
+def _extreme(reduce: str, ragged: RaggedRows) -> torch.Tensor:
+    """Smallest or largest entry among the rows of each call; zeros for a call without rows."""
     rows = ragged.rows
     start = rows.new_zeros((ragged.num_calls, *rows.shape[1:]))
     segment_ids = ragged.segment_ids.view(-1, *(1,) * (rows.dim() - 1)).expand_as(rows)
-    return start.scatter_reduce(0, segment_ids, rows, kind, include_self=False)
+    return start.scatter_reduce(0, segment_ids, rows, reduce, include_self=False)
 
 
 class _Reduction(Block):
@@ -394,6 +350,7 @@ class _Reduction(Block):
             return None
         if not isinstance(element, TensorType):
             self._fail("the elements are not tensors", "a sequence of tensors", element)
+
         dtype = element.torch_dtype
         numbers = "complex" if dtype.is_complex else "integers"
         if not dtype.is_floating_point and numbers not in self._takes:
@@ -405,11 +362,13 @@ class _Reduction(Block):
         # One call for all elements; none for a single one, and zeros for an empty sequence.
         kind = self._known("output")
         rows = code.fresh("s", packed(value))
-        given = (self._function, SequenceType(kind), kind, rows)
         name = self._kind.lower()
+        reduced = partial(
+            emit_call, code, self._function, SequenceType(kind), kind, rows, name=name
+        )
         return code.branches(
             kind,
-            (f"if len({rows}) > 1:", lambda: emit_call(code, *given, name=name)),
+            (f"if len({rows}) > 1:", reduced),
             (f"elif {rows}:", lambda: f"{rows}[0]"),
             ("else:", lambda: zero_value(code, kind)),
         )
@@ -470,33 +429,6 @@ class Max(_Reduction):
 
     _function = staticmethod(partial(_extreme, "amax"))
     _takes = "floats or integers"
-
-
-def item_type(
-    block: Block, whole: ResultType | None, key: object, kind: type[Exception] = TypeError
-) -> ResultType | None:
-    """Type of the item, or of a slice, of a value; raise an error if it does not exist."""
-    check_ends(block, whole)
-    if whole is None or isinstance(whole, PyObjectType):
-        return whole
-    if isinstance(whole, SequenceType):
-        return whole if isinstance(key, slice) else whole.element_type
-    if isinstance(whole, TupleType) and isinstance(key, SupportsIndex | slice):
-        with suppress(IndexError, TypeError):
-            return canonicalize_type(whole[key])
-    items = getattr(whole, "items", ())
-    expected = f"one of {len(items)} items" if items else "a tuple"
-    return block._fail("the item does not exist", expected, f"item {key!r} of {whole}", kind=kind)
-
-
-def emit_item(code: Code, whole: Expression, key: object, kind: ResultType | None) -> Expression:
-    """Write the item, or a slice, of a value; it has the given type."""
-    if isinstance(whole, tuple) and isinstance(key, SupportsIndex | slice):
-        found = whole[key]
-        return packed_if_object(code, found, kind) if isinstance(found, tuple) else found
-    result = code.new(kind)
-    code.assign(result, f"{whole}[{key_text(code, key)}]")
-    return result
 
 
 class GetItem(Block):
@@ -605,11 +537,12 @@ class Nth(Block):
     def _output_for(self, kind: TupleType) -> ResultType | None:
         if len(kind) != 2 or not isinstance(kind[1], PyObjectType):
             self._fail("the input is not a sequence and an index", "(sequence, object)", kind)
-        return element_type(self, kind[0])
+        sequence, _ = kind
+        return element_type(self, sequence)
 
     def _emit(self, code: Code, value: Expression) -> Expression:
-        result = code.new(self._known("output"))
         sequence, index = items_of(value, 2)
+        result = code.new(self._known("output"))
         code.assign(result, f"{packed(sequence)}[{index}]")
         return result
 
@@ -632,10 +565,10 @@ class Broadcast(Block):
         if isinstance(self.output_type, BroadcastSequenceType):
             self.set_input_type(self.output_type.element_type)
 
-    def _expect_output(self, wanted: ResultType) -> None:
+    def _expect_output(self, expected: ResultType) -> None:
         # A map over host objects expects one host object, which is the repeated one here.
-        is_object = isinstance(wanted, PyObjectType)
-        self.set_output_type(BroadcastSequenceType(wanted) if is_object else wanted)
+        is_object = isinstance(expected, PyObjectType)
+        self.set_output_type(BroadcastSequenceType(expected) if is_object else expected)
 
     def _emit(self, code: Code, value: Expression) -> Expression:
         return value
@@ -655,33 +588,41 @@ class Zip(Block):
     _keeps_objects = True
 
     def _output_for(self, kind: TupleType) -> ResultType | None:
-        bad = [k for k in kind if not isinstance(k, SequenceType | PyObjectType)]
-        if bad or not len(kind):
-            what = "an item is not a sequence" if bad else "no sequence to zip"
-            self._fail(what, "a tuple of sequences", kind)
-        items = tuple(k.element_type if isinstance(k, SequenceType) else k for k in kind)
-        endless = all(isinstance(k, BroadcastSequenceType) for k in kind)
-        return (BroadcastSequenceType if endless else SequenceType)(items)
+        expected = "a tuple of sequences"
+        if not len(kind):
+            self._fail("no sequence to zip", expected, kind)
+        if not all(isinstance(item, SequenceType | PyObjectType) for item in kind):
+            self._fail("an item is not a sequence", expected, kind)
+
+        elements = tuple(
+            item.element_type if isinstance(item, SequenceType) else item for item in kind
+        )
+        is_endless = all(isinstance(item, BroadcastSequenceType) for item in kind)
+        return BroadcastSequenceType(elements) if is_endless else SequenceType(elements)
 
     def _emit(self, code: Code, value: Expression) -> Expression:
         kind = self._known("input")
         if not isinstance(kind, TupleType):
             return code.fresh("s", f"list(zip(*{code.reading(value)}))")
-        endless = [isinstance(item, BroadcastSequenceType) for item in kind]
-        if all(endless):
+        if all(isinstance(item, BroadcastSequenceType) for item in kind):
             return value
-        repeated = code.model.name_of(repeat)
-        values = items_of(value, len(kind))
-        texts = list(map(packed, values))
-        for number, item in enumerate(kind):
-            if isinstance(item, PyObjectType):
-                texts[number] = code.reading(texts[number])
-        pairs = list(zip(texts, endless, strict=True))
-        sequences = [f"{repeated}({text})" if never else text for text, never in pairs]
+
+        repeat_name = code.model.name_of(repeat)
+        items = []
+        texts = []
+        for item_type, item in zip(kind, items_of(value, len(kind)), strict=True):
+            if isinstance(item_type, BroadcastSequenceType):
+                items.append(ZippedItem(None, item))
+                texts.append(f"{repeat_name}({packed(item)})")
+            else:
+                is_object = isinstance(item_type, PyObjectType)
+                sequence = code.reading(item) if is_object else packed(item)
+                items.append(ZippedItem(sequence, item))
+                texts.append(sequence)
+
         # Evaluated only by readers that do not loop over it, such as ``Length``.
-        zipped = f"list(zip({', '.join(sequences)}))"
-        parts = tuple(None if never else text for text, never in pairs)
-        code.zipped[zipped] = Zipped(parts, values)
+        zipped = f"list(zip({', '.join(texts)}))"
+        code.zipped[zipped] = items
         return zipped
 
 
@@ -731,6 +672,125 @@ class NGrams(Block):
     def _emit(self, code: Code, value: Expression) -> Expression:
         if isinstance(self._known("input"), BroadcastSequenceType):
             return (value,) * self.n
+
         whole = code.fresh("s", packed(value))
-        windows = ", ".join(f"{whole}[{n}:]" if n else whole for n in range(self.n))
-        return code.fresh("s", f"list(zip({windows}))")
+        shifted = [f"{whole}[{start}:]" for start in range(1, self.n)]
+        return code.fresh("s", f"list(zip({', '.join([whole, *shifted])}))")
+
+
+# Types of sequences, pairs and items --------------------------------------------------------------
+
+
+def check_ends(block: Block, kind: ResultType | None) -> None:
+    """Raise an error for a sequence that does not end."""
+    if isinstance(kind, BroadcastSequenceType):
+        hint = "td.Zip() with a sequence that ends first"
+        block._fail("the sequence never ends", "a sequence that ends", kind, hint=hint)
+
+
+def element_type(block: Block, kind: ResultType | None, *, ends: bool = True) -> ResultType | None:
+    """Type of the elements of a sequence, of a tuple of equal items, or of a host object."""
+    if ends:
+        check_ends(block, kind)
+    if isinstance(kind, SequenceType):
+        return kind.element_type
+    if isinstance(kind, TupleType):
+        if any(item != kind[0] for item in kind):
+            block._fail("the items of the tuple differ", "items of one type", kind)
+        return kind[0] if len(kind) else None
+    if kind is not None and not isinstance(kind, PyObjectType):
+        expected = "a sequence, a tuple of equal items, or a host object"
+        block._fail("the input is not a sequence", expected, kind)
+    return kind
+
+
+def sequence_of(element: TypeLike, like: ResultType) -> ResultType:
+    """Return the type of a sequence of elements, which is endless if another one is."""
+    kind = BroadcastSequenceType if isinstance(like, BroadcastSequenceType) else SequenceType
+    return kind(element)
+
+
+def pair_of_types(
+    block: Block, kind: ResultType | None, whose: str, expected: str
+) -> tuple[ResultType | None, ResultType | None]:
+    """Types of the items of a pair; None if they are unknown or inside a host object."""
+    if kind is None or isinstance(kind, PyObjectType):
+        return None, None
+    if not isinstance(kind, TupleType) or len(kind) != 2:
+        block._fail(f"{whose} is not a pair", expected, kind)
+    return kind[0], kind[1]
+
+
+def without_input(block_like: BlockLike | None) -> Block:
+    """Convert to a block that has no input; None to one of zeros."""
+    block = convert_to_block(Zeros() if block_like is None else block_like)
+    return block.set_input_type(VoidType())
+
+
+def item_type(
+    block: Block, whole: ResultType | None, key: object, kind: type[Exception] = TypeError
+) -> ResultType | None:
+    """Type of the item, or of a slice, of a value; raise an error if it does not exist."""
+    check_ends(block, whole)
+    if whole is None or isinstance(whole, PyObjectType):
+        return whole
+    if isinstance(whole, SequenceType):
+        return whole if isinstance(key, slice) else whole.element_type
+    if isinstance(whole, TupleType) and isinstance(key, SupportsIndex | slice):
+        with suppress(IndexError, TypeError):
+            return canonicalize_type(whole[key])
+
+    items = getattr(whole, "items", ())
+    expected = f"one of {len(items)} items" if items else "a tuple"
+    return block._fail("the item does not exist", expected, f"item {key!r} of {whole}", kind=kind)
+
+
+def emit_item(code: Code, whole: Expression, key: object, kind: ResultType | None) -> Expression:
+    """Write the item, or a slice, of a value; it has the given type."""
+    if isinstance(whole, tuple) and isinstance(key, SupportsIndex | slice):
+        item = whole[key]
+        return packed_if_object(code, item, kind) if isinstance(item, tuple) else item
+
+    result = code.new(kind)
+    code.assign(result, f"{whole}[{key_text(code, key)}]")
+    return result
+
+
+# Loops --------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def each(code: Code, sequence: Expression, kind: ResultType) -> Iterator[Expression]:
+    """Write a loop over a sequence with elements of a type; yields the value of an element."""
+    variables = code.new(kind, "x")
+    element = variables
+    source = packed(sequence)
+    if source in code.zipped and isinstance(variables, tuple):
+        element, variables, source = _unzipped(code.zipped[source], variables)
+    if isinstance(kind, PyObjectType):
+        source = code.reading(source)
+    with code.inside(f"for {packed(variables)} in {source}:"):
+        yield element
+
+
+def _unzipped(
+    items: Sequence[ZippedItem], variables: Sequence[Expression]
+) -> tuple[Expression, Expression, str]:
+    """Return the element of a zip, the variables of a loop over it, and what to loop over.
+
+    Values that are repeated need neither.
+    """
+    element = []
+    own_variables = []
+    sequences = []
+    for item, variable in zip(items, variables, strict=True):
+        if item.sequence is None:
+            element.append(item.value)
+        else:
+            element.append(variable)
+            own_variables.append(variable)
+            sequences.append(item.sequence)
+
+    if len(sequences) == 1:
+        return tuple(element), own_variables[0], sequences[0]
+    return tuple(element), tuple(own_variables), f"zip({', '.join(sequences)})"
