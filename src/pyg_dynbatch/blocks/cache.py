@@ -50,6 +50,7 @@ class TracedExamples(Dataset[Recording]):
         if path is not None and Path(path).exists():
             self._recordings = _read(Path(path), tracer.source, len(examples))
             return
+
         self._recordings = [tracer(example, number) for number, example in enumerate(examples)]
         if path is not None:
             content = _content(self._recordings, tracer.source)
@@ -63,22 +64,34 @@ class TracedExamples(Dataset[Recording]):
         return self._recordings[number]
 
 
-# The file. A column holds what all examples have of one kind, one after another, and how much each
-# of them has.
+# The file ----------------------------------------------------------------------------------------
+
+FileColumn = tuple[Tensor, list[int]]
+"""What all examples have of one kind, one after another, and how much each of them has."""
 
 
 def _content(recordings: Sequence[Recording], source: CompiledSource) -> dict[str, Any]:
     """Convert recordings to what ``torch.load`` reads without running code."""
-    sites = dict.fromkeys(site for each in recordings for site in each.data)
-    names = dict.fromkeys(name for each in recordings for name in each.outputs)
+    data: dict[int, FileColumn] = {}
+    for site in dict.fromkeys(site for recording in recordings for site in recording.data):
+        data[site] = _column([_constants(recording, site) for recording in recordings])
+
+    outputs: dict[str, FileColumn] = {}
+    for name in dict.fromkeys(name for recording in recordings for name in recording.outputs):
+        outputs[name] = _column([recording.outputs.get(name) for recording in recordings])
+
     row_types = source.site_table.row_types
+    num_inputs = [
+        [recording.num_inputs.get(row_type, 0) for row_type in row_types]
+        for recording in recordings
+    ]
     return {
         "model": source.fingerprint,
-        "code": _column([each.code for each in recordings]),
-        "data": {site: _column([_constants(each, site) for each in recordings]) for site in sites},
-        "inputs": [[each.num_inputs.get(kind, 0) for kind in row_types] for each in recordings],
-        "outputs": {n: _column([each.outputs.get(n) for each in recordings]) for n in names},
-        "labels": [each.result for each in recordings],
+        "code": _column([recording.code for recording in recordings]),
+        "data": data,
+        "inputs": num_inputs,
+        "outputs": outputs,
+        "labels": [recording.result for recording in recordings],
     }
 
 
@@ -86,17 +99,18 @@ def _constants(recording: Recording, site: int) -> np.ndarray | None:
     return recording.constants_of(site)[0] if site in recording.data else None
 
 
-def _column(parts: Sequence[np.ndarray | None]) -> tuple[Tensor, list[int]]:
-    counts = [0 if part is None else len(part) for part in parts]
-    present = [part for part in parts if part is not None]
-    rows = np.concatenate(present) if present else np.zeros(0, np.int32)
-    return torch.from_numpy(rows), counts
+def _column(rows_by_example: Sequence[np.ndarray | None]) -> FileColumn:
+    counts = [0 if rows is None else len(rows) for rows in rows_by_example]
+    present = [rows for rows in rows_by_example if rows is not None]
+    all_rows = np.concatenate(present) if present else np.zeros(0, np.int32)
+    return torch.from_numpy(all_rows), counts
 
 
-def _parts_of(column: tuple[Tensor, list[int]]) -> list[np.ndarray]:
-    rows, counts = column
-    whole = rows.numpy()
-    return [whole[end - count : end] for count, end in zip(counts, accumulate(counts), strict=True)]
+def _rows_by_example(column: FileColumn) -> list[np.ndarray]:
+    tensor, counts = column
+    all_rows = tensor.numpy()
+    ends = accumulate(counts)
+    return [all_rows[end - count : end] for count, end in zip(counts, ends, strict=True)]
 
 
 def _read(path: Path, source: CompiledSource, num_examples: int) -> list[Recording]:
@@ -108,20 +122,21 @@ def _read(path: Path, source: CompiledSource, num_examples: int) -> list[Recordi
         error.add_note(f"  where:    {path}")
         raise
     if (model, len(labels)) != (source.fingerprint, num_examples):
-        what = "TracedExamples: the file is of another model, version or number of examples"
+        problem = "TracedExamples: the file is of another model, version or number of examples"
         expected = f"model {source.fingerprint}, {num_examples} examples"
         got = f"model {model}, {len(labels)} examples"
-        raise mismatch(ValueError, what, expected, got, where=path, hint="delete it")
+        raise mismatch(ValueError, problem, expected, got, where=path, hint="delete it")
+
     recordings = [
-        Recording(source.site_table, code, model=model, result=own)
-        for code, own in zip(_parts_of(content["code"]), labels, strict=True)
+        Recording(source.site_table, code, model=model, result=own_labels)
+        for code, own_labels in zip(_rows_by_example(content["code"]), labels, strict=True)
     ]
     for site, column in content["data"].items():
-        for recording, rows in zip(recordings, _parts_of(column), strict=True):
+        for recording, rows in zip(recordings, _rows_by_example(column), strict=True):
             if len(rows):
                 recording.data[site] = [(rows,)]
     for name, column in content["outputs"].items():
-        for recording, values in zip(recordings, _parts_of(column), strict=True):
+        for recording, values in zip(recordings, _rows_by_example(column), strict=True):
             if len(values):
                 recording.outputs[name] = values
     for recording, counts in zip(recordings, content["inputs"], strict=True):

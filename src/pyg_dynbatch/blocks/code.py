@@ -76,11 +76,11 @@ class TraceError(Exception):
     """An error while an example is traced; the tracer adds the block and the example."""
 
     def __init__(
-        self, kind: type[Exception], what: str, expected: str, got: object, path: str = ""
+        self, kind: type[Exception], problem: str, expected: str, got: object, path: str = ""
     ) -> None:
-        super().__init__(what)
+        super().__init__(problem)
         self.kind = kind
-        self.what = what
+        self.problem = problem
         self.expected = expected
         self.got = got
         self.path = path
@@ -103,13 +103,19 @@ class CallSite(NamedTuple):
         return row_type
 
 
+class Origin(NamedTuple):
+    """Where a line of the written code comes from."""
+
+    path: str  # of the block
+    is_users_own: bool = False  # whether the line calls the user's function
+
+
 @dataclass
 class CompiledSource:
     """Everything that a tracer needs; it can be pickled if the user's functions can."""
 
     source: str
-    # For each line of the source the path of its block, and whether it calls the user's function.
-    origin: list[tuple[str, bool]]
+    origins: list[Origin]  # of each line
     names: dict[str, Any]  # host objects that the source uses
     sites: tuple[CallSite, ...]
     metric_types: dict[str, TensorType]
@@ -118,13 +124,14 @@ class CompiledSource:
     @cached_property
     def site_table(self) -> Sites:
         """The table of sites of recordings."""
-        return Sites(each.site for each in self.sites)
+        return Sites(call_site.site for call_site in self.sites)
 
     @cached_property
     def fingerprint(self) -> str:
         """A hash of the table of sites and of the types of results; the same in every process."""
-        facts = pyg_dynbatch.__version__, self.site_table, self.metric_types, self.result_type
-        return sha256(repr(facts).encode()).hexdigest()[:16]
+        version = pyg_dynbatch.__version__
+        model = (version, self.site_table, self.metric_types, self.result_type)
+        return sha256(repr(model).encode()).hexdigest()[:16]
 
 
 # Python allows at most 20 nested loops and 100 indentations.
@@ -132,7 +139,11 @@ MAX_NESTING = 12
 
 
 class ModelCode:
-    """What all functions of one model share: operations, call sites, host objects, functions."""
+    """What all functions of one model share: operations, call sites, host objects, functions.
+
+    ``Code(model, "root").write(…)`` writes the function of the root; it registers operations and
+    sites, and names the functions of declared blocks. ``finish`` writes these.
+    """
 
     def __init__(self, operations: Operations) -> None:
         self.operations = operations
@@ -171,11 +182,12 @@ class ModelCode:
         random: bool | None = None,
     ) -> Signature:
         """Register an operation and return its signature."""
-        free = stem = (name or "").replace(".", "_") or _name_of(module)
-        while free in self.operations:
+        stem = (name or "").replace(".", "_") or _name_of(module)
+        free_name = stem
+        while free_name in self.operations:
             self._numbers[stem] += 1
-            free = f"{stem}_{self._numbers[stem]}"
-        return self.operations.add(module, inputs, outputs, name=free, random=random)
+            free_name = f"{stem}_{self._numbers[stem]}"
+        return self.operations.add(module, inputs, outputs, name=free_name, random=random)
 
     def site(self, site: Site, path: str, table: np.ndarray | None = None) -> int:
         """Add a call site and number it."""
@@ -197,37 +209,66 @@ class ModelCode:
         for code, block in self._functions:
             code.path = block._path()
             code.write(block._known("input"), partial(code.inline, block))
-        signatures = [(n, each.site.signature) for n, each in enumerate(self.sites)]
-        free = [n for n, called in signatures if called and not called.inputs]
-        metrics = range(len(self.metric_types))
-        data = [n for n, each in enumerate(self.sites) if each.site.kind != CALL]
-        head = [
-            "def begin():",
-            f"    C = {free}; L = C.__len__; E = C.extend; A = C.append",
-            *(f"    z{site} = {position}" for position, site in enumerate(free)),
-            *(f"    D{site} = []; d{site} = D{site}.append" for site in data),
-            *(f"    M{n} = []; m{n} = M{n}.append; N{n} = []; n{n} = N{n}.append" for n in metrics),
-            *(f"    {name} = {{}}" for name in self._dictionaries),
-        ]
-        constants = ", ".join(f"{site}: D{site}" for site in data)
-        rows, labels = (
-            ", ".join(f"{name!r}: {letter}{n}" for n, name in enumerate(self.metric_types))
-            for letter in "MN"
+
+        codes = [root, *(code for code, _ in self._functions)]
+        written = [line for code in codes for line in code.lines]
+        begin = [WrittenLine(text, Origin("Root")) for text in self._first_lines()]
+        end = [WrittenLine(text, Origin("Root")) for text in self._last_lines()]
+        lines = [*begin, *written, *end]
+        return CompiledSource(
+            source="\n".join(line.text for line in lines),
+            origins=[line.origin for line in lines],
+            names=self._names,
+            sites=tuple(self.sites),
+            metric_types=self.metric_types,
+            result_type=result_type,
         )
-        lists = ["C", *(f"D{site}" for site in data)]
-        tail = [
+
+    def _first_lines(self) -> list[str]:
+        """Write the lists that an example fills, and the records of calls without arguments."""
+        free_calls = [
+            number
+            for number, call_site in enumerate(self.sites)
+            if call_site.site.signature is not None and not call_site.site.signature.inputs
+        ]
+        lines = ["def begin():", f"    C = {free_calls}; L = C.__len__; E = C.extend; A = C.append"]
+        lines += [f"    z{number} = {value}" for value, number in enumerate(free_calls)]
+        lines += [
+            f"    D{number} = []; d{number} = D{number}.append" for number in self._data_sites
+        ]
+        for n in range(len(self.metric_types)):
+            lines.append(f"    M{n} = []; m{n} = M{n}.append; N{n} = []; n{n} = N{n}.append")
+        lines += [f"    {name} = {{}}" for name in self._dictionaries]
+        return lines
+
+    def _last_lines(self) -> list[str]:
+        """Write the function ``cut``, and what ``begin`` returns."""
+        constants = [f"{number}: D{number}" for number in self._data_sites]
+        values = [f"{name!r}: M{number}" for number, name in enumerate(self.metric_types)]
+        labels = [f"{name!r}: N{number}" for number, name in enumerate(self.metric_types)]
+        lists = ["C", *(f"D{number}" for number in self._data_sites)]
+        clear = "; ".join(f"{name}.clear()" for name in lists)
+        dictionaries = ", ".join(f"{{{', '.join(items)}}}" for items in (constants, values, labels))
+        return [
             "    def cut():",
             "        nonlocal L",
-            f"        n = L(); L = lambda: n + len(C); {'; '.join(f'{x}.clear()' for x in lists)}",
-            f"    return C, {{{constants}}}, {{{rows}}}, {{{labels}}}, root, cut\n",
+            f"        n = L(); L = lambda: n + len(C); {clear}",
+            f"    return C, {dictionaries}, root, cut\n",
         ]
-        begin, end = ([(text, ("Root", False)) for text in part] for part in (head, tail))
-        codes = (root, *(code for code, _ in self._functions))
-        lines = [*begin, *(line for code in codes for line in code.lines), *end]
-        source = "\n".join(text for text, _ in lines)
-        origin = [place for _, place in lines]
-        facts = self._names, tuple(self.sites), self.metric_types, result_type
-        return CompiledSource(source, origin, *facts)
+
+    @property
+    def _data_sites(self) -> list[int]:
+        """The sites of constants and of inputs."""
+        return [
+            number for number, call_site in enumerate(self.sites) if call_site.site.kind != CALL
+        ]
+
+
+class WrittenLine(NamedTuple):
+    """One line of the written code."""
+
+    text: str
+    origin: Origin
 
 
 class ZippedItem(NamedTuple):
@@ -235,6 +276,14 @@ class ZippedItem(NamedTuple):
 
     sequence: str | None  # what a loop iterates over; None if one value is repeated
     value: Expression  # the repeated value
+
+
+class RecordedConstant(NamedTuple):
+    """A constant that was recorded, and the number of lines after it."""
+
+    name: str
+    site: int
+    num_lines: int
 
 
 class Code:
@@ -247,27 +296,25 @@ class Code:
     def __init__(self, model: ModelCode, function: str) -> None:
         self.model = model
         self.function = function
-        # Each with its origin, see :class:`CompiledSource`.
-        self.lines: list[tuple[str, tuple[str, bool]]] = []
+        self.lines: list[WrittenLine] = []
         # The path of the block that is being written.
         self.path = "Root"
         # For the value of a zip, what to loop over instead.
         self.zipped: dict[str, list[ZippedItem]] = {}
         self._indent = 2
         self._names = 0
-        # The last constant: its name, its site, and the number of lines so far.
-        self._last_data = "", 0, 0
+        self._last_constant = RecordedConstant("", site=0, num_lines=0)
 
     def write(self, input_type: ResultType, body: Callable[[Expression], Expression]) -> None:
         """Write the whole function: ``def f(x): … yield None, body(x)``."""
-        first = (self.path, False)
         value = self.new(input_type, "x")
+        parameter = value if isinstance(value, str) else "x_"
+        self._indent = 1
+        self.line(f"def {self.function}({parameter}):")
+        self._indent = 2
+        if parameter == "x_":
+            self.line(f"{packed(value)} = x_")
         self.line(f"yield None, {packed(body(value))}")
-        if isinstance(value, str):
-            head = [f"    def {self.function}({value}):"]
-        else:
-            head = [f"    def {self.function}(x_):", f"        {packed(value)} = x_"]
-        self.lines[:0] = [(line, first) for line in head]
 
     def emit(self, block: Block, value: Expression) -> Expression:
         """Write what a block computes, and return its output value."""
@@ -291,7 +338,7 @@ class Code:
 
     def line(self, text: str, *, users_own: bool = False) -> None:
         """Add a line; with ``users_own``, errors in it come from the user's function."""
-        self.lines.append(("    " * self._indent + text, (self.path, users_own)))
+        self.lines.append(WrittenLine("    " * self._indent + text, Origin(self.path, users_own)))
 
     def assign(self, target: Expression, value: Expression) -> None:
         """Write the assignment of a value to variables."""
@@ -350,24 +397,24 @@ class Code:
         item = packed(data)
         row = f"; A({self.model.name_of(row_of)}({item}))" if kind == INPUT else ""
         self.line(f"{name} = L(); A({site}){row}; d{site}({item})")
-        self._last_data = name, site, len(self.lines)
+        self._last_constant = RecordedConstant(name, site, len(self.lines))
         return name
 
     def bound_data(self, value: Expression, size: int) -> None:
         """Let a constant be an index below a size, if it was recorded just now, to be read here."""
-        name, site, num_lines = self._last_data
-        if (name, num_lines) == (value, len(self.lines)):
+        last = self._last_constant
+        if last.name == value and last.num_lines == len(self.lines):
             sites = self.model.sites
-            sites[site] = sites[site]._replace(bound=(size, self.path))
+            sites[last.site] = sites[last.site]._replace(bound=(size, self.path))
 
     def record_all_data(self, row_type: RowType, data: Expression, path: str) -> str:
         """Write lines that record a constant for each element of a sequence."""
         site = self.model.site(Site(CONSTANT, (row_type,)), path)
         rows = self.fresh("s", f"[*{self.reading(data)}]")
-        found = self.fresh("s")
-        self.line(f"{found} = [*range(L(), L() + len({rows}))]")
+        values = self.fresh("s")
+        self.line(f"{values} = [*range(L(), L() + len({rows}))]")
         self.line(f"C.extend([{site}] * len({rows})); D{site}.extend({rows})")
-        return found
+        return values
 
     def record_free(self, signature: Signature) -> str:
         """Name the value of an operation without arguments: it is the same everywhere."""
@@ -390,12 +437,15 @@ class Code:
 
 
 def _name_of(module: object) -> str:
+    """Name an operation by its layer, function or class."""
     module = getattr(module, "called", module)
     if not getattr(module, "name", None):
         # A layer around a module has the name of the module.
         module = getattr(module, "layer_fn", module)
+
     name = getattr(module, "name", None) or getattr(module, "__name__", None)
-    name = name if isinstance(name, str) and name.isidentifier() else type(module).__name__
+    if not isinstance(name, str) or not name.isidentifier():
+        name = type(module).__name__
     return name.lower().strip("_")
 
 
@@ -403,7 +453,8 @@ def packed(value: Expression) -> str:
     """Write a value as one Python expression."""
     if isinstance(value, str):
         return value
-    return f"({', '.join(map(packed, value))}{',' if len(value) == 1 else ''})"
+    comma = "," if len(value) == 1 else ""
+    return f"({', '.join(map(packed, value))}{comma})"
 
 
 def items_of(value: Expression, size: int) -> tuple[Expression, ...]:
@@ -433,23 +484,25 @@ def key_text(code: Code, key: object) -> str:
 
 
 def flattened(value: object) -> list[Any]:
-    """List the parts of nested tuples and lists."""
+    """List what nested tuples and lists hold."""
     if isinstance(value, tuple | list):
-        return [part for item in value for part in flattened(item)]
+        return [leaf for item in value for leaf in flattened(item)]
     return [value]
 
 
 def read_once(value: T, seen: dict[int, object] | None = None) -> T:
     """Return what is about to be read; raise an error for an iterator that was read before."""
-    if hasattr(type(value), "__next__"):
-        is_empty = isinstance(value, GeneratorType) and value.gi_frame is None
-        if is_empty or (seen is not None and id(value) in seen):
-            what = "an iterator is read twice"
-            expected = "a list, or an iterator read once"
-            raise TraceError(ValueError, what, expected, type(value).__name__)
-        if seen is not None:
-            # The iterator is kept, so that no other object gets its identity.
-            seen[id(value)] = value
+    if not hasattr(type(value), "__next__"):
+        return value
+
+    is_exhausted = isinstance(value, GeneratorType) and value.gi_frame is None
+    if is_exhausted or (seen is not None and id(value) in seen):
+        problem = "an iterator is read twice"
+        expected = "a list, or an iterator read once"
+        raise TraceError(ValueError, problem, expected, type(value).__name__)
+    if seen is not None:
+        # The iterator is kept, so that no other object gets its identity.
+        seen[id(value)] = value
     return value
 
 
@@ -497,18 +550,20 @@ def run_trampoline(
 def _check_ends(callers: list[Any], max_depth: int | None) -> None:
     """Raise an error if calls that have not returned repeat, or go far beyond a depth."""
     if max_depth is not None and len(callers) > 10 * max_depth:
-        what = "an example is deeper than max_depth"
+        problem = "an example is deeper than max_depth"
         expected = f"a depth of {max_depth}"
         got = f"{len(callers)} nested calls of declared blocks"
-        raise TraceError(AssertionError, what, expected, got)
+        raise TraceError(AssertionError, problem, expected, got)
+
     seen = set()
     for caller in callers:
         frame = caller.gi_frame
         name = frame.f_code.co_varnames[0]
         argument = frame.f_locals[name]
         # Several values are a new tuple every time; positions of tensors are integers.
-        parts = argument if name == "x_" else (argument,)
-        call = frame.f_code, *((type(p), p if type(p) is int else id(p)) for p in parts)
+        values = argument if name == "x_" else (argument,)
+        identities = [(type(v), v if type(v) is int else id(v)) for v in values]
+        call = (frame.f_code, *identities)
         # What reads an iterator changes it.
         if call in seen and not hasattr(type(argument), "__next__"):
             expected = "a tree or an acyclic graph"

@@ -12,6 +12,7 @@ from torch import Tensor
 from pyg_dynbatch.blocks.code import (
     CallSite,
     CompiledSource,
+    Origin,
     TraceError,
     UnknownKey,
     flattened,
@@ -65,10 +66,10 @@ class Tracer:
         recording = Recording(
             source.site_table, np.zeros(0, np.int32), model=source.fingerprint, result=labels
         )
-        pieces: list[np.ndarray] = []
+        packed_code: list[np.ndarray] = []
 
         def pack() -> None:
-            pieces.append(np.array(code, dtype=np.int32))
+            packed_code.append(np.array(code, dtype=np.int32))
             self._add_data(recording, data)
             cut()
 
@@ -79,11 +80,12 @@ class Tracer:
             for name, value in named_terminals(source.result_type, result):
                 if name:
                     outputs.setdefault(name, []).append(value)
-            outputs |= {f"metric:{name}": rows for name, rows in metrics.items() if rows}
+            outputs |= {f"metric:{name}": values for name, values in metrics.items() if values}
         except Exception as error:
             self._raise_with_place(error, number)
-        recording.code = np.concatenate(pieces)
-        recording.outputs = {name: np.array(own, np.int32) for name, own in outputs.items()}
+
+        recording.code = np.concatenate(packed_code)
+        recording.outputs = {name: np.array(values, np.int32) for name, values in outputs.items()}
         return recording, result
 
     def _add_data(self, recording: Recording, data: dict[int, list[Any]]) -> None:
@@ -92,47 +94,53 @@ class Tracer:
             if not items:
                 continue
             site = self.source.sites[number]
-            row_type = site.row_type
             if site.site.kind == INPUT:
+                row_type = site.row_type
                 least = recording.num_inputs.get(row_type, 0)
                 recording.num_inputs[row_type] = max(least, _num_rows(site, items))
             else:
-                recording.data.setdefault(number, []).append((_constants(site, items),))
+                rows = _constants(site, items)
+                recording.data.setdefault(number, []).append((rows,))
 
     def _raise_with_place(self, error: Exception, number: int | None) -> NoReturn:
         """Raise an error again, with the block and the example."""
-        path, is_users_own = self._origin(error)
-        if isinstance(error, TraceError):
-            path = error.path or path
-        where = f"block {path}" if number is None else f"example {number}, block {path}"
+        origin = self._origin(error)
+        path = origin.path
+        if isinstance(error, TraceError) and error.path:
+            path = error.path
         label = path.rpartition(".")[2]
+        where = f"block {path}" if number is None else f"example {number}, block {path}"
+
         if isinstance(error, TraceError):
-            facts = f"{label}: {error.what}", error.expected, error.got
-            raise mismatch(error.kind, *facts, where=where) from error.__cause__
-        if is_users_own or not isinstance(error, KeyError | IndexError | TypeError | ValueError):
+            problem = f"{label}: {error.problem}"
+            mismatched = mismatch(error.kind, problem, error.expected, error.got, where=where)
+            raise mismatched from error.__cause__
+        is_of_input = isinstance(error, KeyError | IndexError | TypeError | ValueError)
+        if origin.is_users_own or not is_of_input:
             error.add_note(f"  where:    {where}")
             raise error
-        kind = UnknownKey if isinstance(error, KeyError) else type(error)
-        what = f"{label}: the input does not fit"
-        got = f"{type(error).__name__}: {error}"
-        raise mismatch(kind, what, "an input of the stated form", got, where=where) from error
 
-    def _origin(self, error: BaseException) -> tuple[str, bool]:
-        """Path of the block that failed, and whether the user's function did."""
+        kind = UnknownKey if isinstance(error, KeyError) else type(error)
+        problem = f"{label}: the input does not fit"
+        got = f"{type(error).__name__}: {error}"
+        raise mismatch(kind, problem, "an input of the stated form", got, where=where) from error
+
+    def _origin(self, error: BaseException) -> Origin:
+        """Find the line of the written code that failed."""
         trace = error.__traceback__
         line = 0
         while trace is not None:
             if trace.tb_frame.f_code.co_filename == _FILENAME:
                 line = trace.tb_lineno
             trace = trace.tb_next
-        return self.source.origin[line - 1] if line else ("Root", False)
+        return self.source.origins[line - 1] if line else Origin("Root")
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Tracer, (self.source,)
 
     def __repr__(self) -> str:
         operations = len(self.source.site_table.signatures)
-        return f"Tracer({len(self.source.origin)} lines, {operations} operations)"
+        return f"Tracer({len(self.source.origins)} lines, {operations} operations)"
 
 
 class Collater:
@@ -164,23 +172,33 @@ class Collater:
         """Return the schedule of some examples, recorded or not, with the labels of metrics."""
         source = self.tracer.source
         recordings = [
-            one if isinstance(one, Recording) else self.tracer(one, number, self.max_depth)
-            for number, one in enumerate(_listed(examples))
+            self._recorded(example, number) for number, example in enumerate(_listed(examples))
         ]
         if not recordings:
             raise mismatch(ValueError, "Compiler: the list of examples is empty", "at least one", 0)
         for number, recording in enumerate(recordings):
             check_model(source, recording.model, f"example {number} is a recording")
-            if self.max_depth is not None and (depth := recording.depth) > self.max_depth:
-                what = "Compiler: an example is deeper than max_depth"
-                expected = f"at most {self.max_depth} calls one after another"
-                raise mismatch(AssertionError, what, expected, depth, where=f"example {number}")
+            self._check_depth(recording, number)
+
         steps = schedule_recordings(recordings, self.policy)
         labels = {
             name: [label for recording in recordings for label in recording.result[name]]
             for name in source.metric_types
         }
         return replace(steps, result=labels, model=source.fingerprint)
+
+    def _recorded(self, example: object, number: int) -> Recording:
+        if isinstance(example, Recording):
+            return example
+        return self.tracer(example, number, self.max_depth)
+
+    def _check_depth(self, recording: Recording, number: int) -> None:
+        if self.max_depth is None or recording.depth <= self.max_depth:
+            return
+        problem = "Compiler: an example is deeper than max_depth"
+        expected = f"at most {self.max_depth} calls one after another"
+        where = f"example {number}"
+        raise mismatch(AssertionError, problem, expected, recording.depth, where=where)
 
 
 @dataclass(frozen=True, eq=False)
@@ -218,9 +236,12 @@ def named_terminals(result_type: ResultType, result: object) -> list[tuple[str, 
     numbers = count()
 
     def add(terminal: ResultType, value: object) -> None:
-        name = ""
-        if isinstance(terminal, TensorType):
-            name = f"output_{next(numbers)}" if result_type.size else f"output:{terminal}"
+        if not isinstance(terminal, TensorType):
+            name = ""
+        elif result_type.size:
+            name = f"output_{next(numbers)}"
+        else:
+            name = f"output:{terminal}"
         terminals.append((name, value))
 
     result_type.for_each_terminal(add, result)
@@ -242,6 +263,7 @@ def _constants(site: CallSite, items: Sequence[Any]) -> np.ndarray:
     if site.table is not None:
         chosen: np.ndarray = site.table[np.asarray(items, dtype=np.int64)]
         return chosen
+
     row_type = site.row_type
     try:
         rows = _stacked(items, row_type)
@@ -251,17 +273,18 @@ def _constants(site: CallSite, items: Sequence[Any]) -> np.ndarray:
         _refuse(site, items, ValueError, _described(rows, items))
     if rows.dtype.kind not in _KINDS[_kind(row_type)]:
         _refuse(site, items, TypeError, _described(rows, items))
+
     dtype = row_type.dtype
-    if (wrong := overflowing_value(rows, dtype)) is not None:
-        what = "a number is out of range"
+    overflowing = overflowing_value(rows, dtype)
+    if overflowing is not None:
         expected = f"{row_type}, {range_of(dtype)}"
-        raise TraceError(ValueError, what, expected, wrong, site.path)
+        raise TraceError(ValueError, "a number is out of range", expected, overflowing, site.path)
     if site.bound is not None:
         size, path = site.bound
-        if (beyond := rows[(rows < 0) | (rows >= size)]).size:
-            what = "the index of a vector is out of range"
-            expected = f"from 0 to {size - 1}"
-            raise TraceError(IndexError, what, expected, beyond[0], path)
+        beyond = rows[(rows < 0) | (rows >= size)]
+        if beyond.size:
+            problem = "the index of a vector is out of range"
+            raise TraceError(IndexError, problem, f"from 0 to {size - 1}", beyond[0], path)
     return rows.astype(constant_dtype(rows.dtype, dtype), copy=False)
 
 
@@ -270,9 +293,9 @@ def _refuse(site: CallSite, items: Sequence[Any], kind: type[Exception], got: st
     if len(items) > 1:
         for item in items:
             _constants(site, [item])
-    what = "dtype differs" if kind is TypeError else "shape differs"
+    problem = "dtype differs" if kind is TypeError else "shape differs"
     shortened = got if len(got) < 200 else got[:200] + " …"
-    raise TraceError(kind, what, str(site.site.results[0]), shortened, site.path)
+    raise TraceError(kind, problem, str(site.row_type), shortened, site.path)
 
 
 def _described(rows: np.ndarray, items: Sequence[Any]) -> str:
@@ -289,9 +312,12 @@ def _stacked(items: Sequence[Any] | np.ndarray, row_type: RowTensorType) -> np.n
     """One array of all items; strings are parsed as numbers, and whole floats are integers."""
     if isinstance(items[0], torch.Tensor):
         tensors = torch.stack([torch.as_tensor(item).detach() for item in items]).cpu()
-        items = (tensors.float() if tensors.dtype == torch.bfloat16 else tensors).numpy()
+        if tensors.dtype == torch.bfloat16:
+            tensors = tensors.float()
+        items = tensors.numpy()
     if _is_masked(items):
         raise TypeError("a masked array has missing entries")
+
     rows = np.asarray(items)
     kind = _kind(row_type)
     if rows.dtype.kind == "U":
@@ -332,9 +358,8 @@ def _num_rows(site: CallSite, items: Sequence[Any]) -> int:
     for item in items:
         row, rows = item if isinstance(item, tuple) else (item, item + 1)
         if not 0 <= row < rows:
-            what = "the row does not exist"
             expected = f"a row from 0 to {rows - 1}"
-            raise TraceError(IndexError, what, expected, row, site.path)
+            raise TraceError(IndexError, "the row does not exist", expected, row, site.path)
         most = max(most, rows)
     return most
 
@@ -342,11 +367,11 @@ def _num_rows(site: CallSite, items: Sequence[Any]) -> int:
 # Checks -------------------------------------------------------------------------------------------
 
 
-def check_model(source: CompiledSource, model: str, what: str) -> None:
+def check_model(source: CompiledSource, model: str, subject: str) -> None:
     """Raise an error for recordings of a different model."""
     if model != source.fingerprint:
         names = ", ".join(signature.name for signature in source.site_table.signatures) or "none"
-        problem = f"Compiler: {what} of a different model"
+        problem = f"Compiler: {subject} of a different model"
         expected = f"a recording by this model, {source.fingerprint} (operations: {names})"
         got = f"a recording by model {model}"
         raise mismatch(ValueError, problem, expected, got, hint="record the examples again")
@@ -356,7 +381,7 @@ def _listed(examples: Iterable[Any]) -> list[Any]:
     try:
         return list(examples)
     except TypeError as error:
-        what = "Compiler: the examples cannot be iterated over"
+        problem = "Compiler: the examples cannot be iterated over"
         got = type(examples).__name__
         hint = "[example], if this is a single one"
-        raise mismatch(TypeError, what, "a list of examples", got, hint=hint) from error
+        raise mismatch(TypeError, problem, "a list of examples", got, hint=hint) from error
