@@ -19,284 +19,6 @@ from pyg_dynbatch.core.types import RaggedRows, has_gradient, parts_of
 from pyg_dynbatch.core.types import TensorType as RowTensorType
 
 
-def nest_rows(result_type: ResultType, rows: Iterator[Any]) -> object:
-    """Nest rows as in a type; a sequence of tuples becomes one ``RaggedRows`` of a tuple."""
-    if isinstance(result_type, TupleType):
-        return tuple(nest_rows(item, rows) for item in result_type)
-    if isinstance(result_type, SequenceType):
-        ragged = [next(rows) for _ in result_type.terminal_types()]
-        inside = nest_rows(result_type.element_type, iter([each.rows for each in ragged]))
-        return ragged[0]._replace(rows=inside)
-    return next(rows)
-
-
-def infer_output_type(
-    block: Block, called: Callable[..., Any], input_type: ResultType
-) -> ResultType:
-    """Call a function on two and on three rows, and return the type of the results."""
-    if callable(build := getattr(called, "build", None)):
-        # Parameters use the user's random state, which the calls below do not change.
-        build(input_type)
-    owner = module_of(called) or nn.Module()
-    found = []
-    like = next(owner.parameters(), torch.empty(0))
-    with torch.no_grad(), torch.random.fork_rng(devices=[]):
-        for size in (2, 3):
-            zeros = [_zeros(kind, size, like.device) for kind in argument_types(input_type)]
-            try:
-                if any(map(is_lazy, tensors_of(owner))):
-                    NestedCall(called, input_type).nested(*zeros)  # which gives it parameters
-                copied = set_mode(copy_of(called), False)
-                found.append(NestedCall(copied, input_type).nested(*zeros))
-            except Exception as error:
-                _fail_to_infer(block, input_type, f"{type(error).__name__}: {error}")
-    problems = list(map(_problem_with, *map(flattened, found)))
-    if any(problems) or not problems:
-        got = next(filter(None, problems), "nothing, where tensors were expected")
-        _fail_to_infer(block, input_type, got)
-    return type_of_rows(found[0])
-
-
-def _fail_to_infer(block: Block, input_type: ResultType, got: str) -> NoReturn:
-    expected = "a function on batched tensors: first axis one row per example"
-    block._fail(f"its function cannot be called with {input_type}", expected, got)
-
-
-def _zeros(
-    kind: RowTensorType | Ragged, num_calls: int, device: torch.device
-) -> Tensor | RaggedRows:
-    """An argument of zeros for some calls, with two rows per call if it is ragged."""
-    (row,) = parts_of(row_type_of(kind))
-    size = 2 * num_calls if isinstance(kind, Ragged) else num_calls
-    rows = torch.zeros((size, *row.shape), dtype=row.dtype, device=device)
-    return _argument(kind, rows, [2] * num_calls)
-
-
-def _argument(
-    kind: RowTensorType | Ragged, rows: Tensor, lengths: Sequence[int]
-) -> Tensor | RaggedRows:
-    """Rows as an argument of some calls; a ragged one has this many rows per call."""
-    if not isinstance(kind, Ragged):
-        return rows
-    calls = torch.arange(len(lengths), device=rows.device)
-    counts = torch.tensor(lengths, device=rows.device)
-    return RaggedRows(rows, calls.repeat_interleave(counts), len(lengths))
-
-
-def _problem_with(two: object, three: Tensor) -> str:
-    """Describe why results for two and for three rows are no batches of rows of one type."""
-    if not isinstance(two, Tensor):
-        return f"{type(two).__name__}, which is not a tensor"
-    if two.dim() == 0:
-        return "a scalar, without a batch axis"
-    if (two.size(0), three.size(0)) != (2, 3):
-        return f"{two.size(0)} and {three.size(0)} rows for 2 and 3 rows"
-    is_equal = two.shape[1:] == three.shape[1:]
-    return "" if is_equal else f"rows of {list(two.shape[1:])} and of {list(three.shape[1:])}"
-
-
-_MIXES = "its function mixes the rows of a batch"
-
-
-def check_rows(block: Block, called: Callable[..., Any], input_type: ResultType) -> None:
-    """Raise an error if a function mixes rows: it is tried on three, in evaluation mode.
-
-    A function that draws random numbers in this mode is not tried.
-    """
-    if norm := batch_norm_in(called):
-        what = "normalizes over the batch, so its rows are not independent"
-        block._fail(what, got=norm, hint="nn.LayerNorm or nn.GroupNorm")
-    tried = _ThreeCalls(set_mode(copy_of(called), False), input_type)
-    devices = [tried.device] if tried.device.type == "cuda" else []
-    with torch.no_grad(), torch.random.fork_rng(devices):
-        try:
-            together = tried.run_together()
-            again = tried.run_together()
-        except Exception as error:  # noqa: BLE001 - part of the warning
-            _warn_of_error(block, error)
-            return
-        if not all(map(_are_close, together, again)):
-            return  # it draws random numbers
-        expected = "a function of each row by itself"
-        hint = "dim=-1 in place of dim=0; nn.LayerNorm in place of nn.BatchNorm1d"
-        for number in range(3):
-            try:
-                alone = tried.run_alone(number)
-            except Exception as error:  # noqa: BLE001 - part of the message
-                got = f"an error for one row, not for three: {error}"
-                block._fail(_MIXES, expected, got, hint=hint)
-            rows = [each[number : number + 1] if each.dim() else each for each in together]
-            if not all(map(_are_close, rows, alone)):
-                got = "other results for three rows than for each of them"
-                block._fail(_MIXES, expected, got, hint=hint)
-
-
-def _warn_of_error(block: Block, error: Exception) -> None:
-    what = "Function: whether rows depend on each other cannot be checked"
-    expected = "a function of each row by itself"
-    got = f"an error on random rows: {error}"
-    text = mismatch_text(what, expected, got, where=f"block {block._path()}")
-    warnings.warn(text, stacklevel=2)
-
-
-class _ThreeCalls:
-    """Run a function on random rows of three calls, of one of them, or of all together.
-
-    Ragged arguments have several rows per call.
-    """
-
-    def __init__(self, called: Callable[..., Any], input_type: ResultType) -> None:
-        self.function = NestedCall(called, input_type)
-        self.kinds = argument_types(input_type)
-        is_ragged = any(isinstance(kind, Ragged) for kind in self.kinds)
-        self.lengths = (2, 1, 3) if is_ragged else (1, 1, 1)
-        like = next(self.function.parameters(), torch.empty(0, dtype=torch.float32))
-        self.device = like.device
-        # That of the model, for which float32 stands in types; it may have been converted.
-        self.precision = like.dtype
-        self.rows = self._draw(2)
-
-    def _draw(self, num_integers: int) -> list[list[Tensor]]:
-        """Draw the rows of each call for each argument; integers may be indices."""
-        generator = torch.Generator().manual_seed(0)
-        drawn = []
-        for kind in self.kinds:
-            (row,) = parts_of(row_type_of(kind))
-            lengths = self.lengths if isinstance(kind, Ragged) else (1, 1, 1)
-            shapes = [(length, *row.shape) for length in lengths]
-            if has_gradient(row.dtype):
-                rows = [torch.randn(shape, generator=generator) for shape in shapes]
-            else:
-                rows = [torch.randint(num_integers, shape, generator=generator) for shape in shapes]
-            dtype = self.precision if row.dtype == torch.float32 else row.dtype
-            drawn.append([each.to(self.device, dtype) for each in rows])
-        return drawn
-
-    def run_together(self) -> list[Tensor]:
-        """Return the results of all calls; integers become zeros if others are out of range."""
-        try:
-            return self._run((0, 1, 2))
-        except IndexError:
-            self.rows = self._draw(1)
-            return self._run((0, 1, 2))
-
-    def run_alone(self, number: int) -> list[Tensor]:
-        """Return the results of one call."""
-        return self._run((number,))
-
-    def _run(self, calls: Sequence[int]) -> list[Tensor]:
-        lengths = [self.lengths[number] for number in calls]
-        arguments = []
-        for kind, rows in zip(self.kinds, self.rows, strict=True):
-            stacked = torch.cat([rows[number] for number in calls])
-            arguments.append(_argument(kind, stacked, lengths))
-        # Results of a wrong type are refused when they are used.
-        results = flattened(self.function(*arguments))
-        return [each for each in results if isinstance(each, Tensor)]
-
-
-def _are_close(a: Tensor, b: Tensor) -> bool:
-    """Return whether results are equal up to rounding: products may add up in another order."""
-    if a.shape != b.shape or not has_gradient(a.dtype):
-        return torch.equal(a, b)
-    tolerance = torch.finfo(a.dtype).eps ** 0.5
-    finite = b.abs().nan_to_num(0, 0, 0)
-    largest = max(1.0, float(finite.max())) if finite.numel() else 1.0
-    return torch.allclose(a, b, rtol=tolerance, atol=tolerance * largest, equal_nan=True)
-
-
-class NestedCall(nn.Module):
-    """Call a function with arguments nested as in the input type of its block."""
-
-    def __init__(self, called: Callable[..., Any], input_type: ResultType) -> None:
-        super().__init__()
-        self.called = called
-        self.input_type = input_type
-        if (owner := module_of(called)) is not called:
-            # The module of a method is trained and moved.
-            self.owner = owner
-
-    def nested(self, *rows: Tensor | RaggedRows) -> object:
-        """Nest the rows, and call the function."""
-        left = iter(rows)
-        kind = self.input_type
-        if isinstance(kind, TupleType):
-            return self.called(*[nest_rows(item, left) for item in kind])
-        return self.called(nest_rows(kind, left))
-
-    def forward(self, *rows: Tensor | RaggedRows) -> object:
-        """Nest the rows, call the function, and flatten its results."""
-        results = tuple(flattened(self.nested(*rows)))
-        return results if len(results) > 1 else results[0]
-
-
-def argument_types(kind: ResultType, ragged: bool = False) -> list[RowTensorType | Ragged]:
-    """Row types of all tensors in an input type; those in sequences are ragged."""
-    if isinstance(kind, TensorType):
-        return [Ragged(kind.row_type) if ragged else kind.row_type]
-    ragged = ragged or isinstance(kind, SequenceType)
-    return [argument for item in kind._inside() for argument in argument_types(item, ragged)]
-
-
-def _row_types(kind: ResultType) -> list[RowTensorType]:
-    """Row types of all tensors in an output type."""
-    return [part.row_type for part in kind.terminal_types() if isinstance(part, TensorType)]
-
-
-def emit_call(
-    code: Code,
-    called: Callable[..., Any],
-    input_type: ResultType,
-    output_type: ResultType,
-    value: Expression,
-    *,
-    name: str | None = None,
-    random: bool = False,
-) -> Expression:
-    """Write a call of a function, and return its output value."""
-    plain = isinstance(input_type, TensorType) and isinstance(output_type, TensorType)
-    module = called
-    if not (plain and isinstance(called, nn.Module)):
-        identity = called if hasattr(called, "__self__") else id(called)
-        key = (identity, input_type, output_type)
-        module = code.model.unique(key, lambda: NestedCall(called, input_type))
-    inputs = argument_types(input_type)
-    signature = code.model.signature(module, inputs, _row_types(output_type), name, random)
-    arguments = _arguments(code, input_type, value)
-    return output_type.unflatten(code.record_call(signature, arguments), None)
-
-
-def _arguments(code: Code, kind: ResultType, value: Expression) -> list[str]:
-    """Write each argument as in a record: a value, or the number of values and these."""
-    if isinstance(kind, TupleType):
-        items = zip(kind, value, strict=True)
-        return [argument for item in items for argument in _arguments(code, *item)]
-    if not isinstance(kind, SequenceType):
-        return [packed(value)]
-    lists = [packed(value)]
-    element = code.new(kind.element_type, "e")
-    if isinstance(element, tuple):
-        lists = [
-            code.fresh("s", f"[{part} for {packed(element)} in {packed(value)}]")
-            for part in flattened(element)
-        ]
-    return [f"len({rows}), *{rows}" for rows in lists]
-
-
-def _check_input(block: Block, input_type: ResultType, *, sequences: bool = False) -> None:
-    """Raise an error if an input does not consist of tensors (and one sequence, if allowed)."""
-    kinds = list(input_type.walk())
-    allowed = {TensorType, TupleType, *([SequenceType] if sequences else [])}
-    if not {type(kind) for kind in kinds} <= allowed:
-        expected = "a tensor or a tuple of tensors" + ", and a sequence" * sequences
-        hint = "td.Scalar(), td.Vector(n) or td.Tensor(shape) in front of it"
-        block._fail("the input does not consist of tensors", expected, input_type, hint=hint)
-    if not input_type.terminal_types():
-        block._fail("the input contains no tensors", "at least one tensor", input_type)
-    if sum(isinstance(kind, SequenceType) for kind in kinds) > 1:
-        block._fail("the input has two sequences", "one sequence", input_type)
-
-
 class Function(Block):
     """Call a batched function on tensors; only functions compute on the device.
 
@@ -333,6 +55,7 @@ class Function(Block):
         self.tf_fn = tf_fn
         self._infers = infer_output_type
         self._is_checked = False
+
         # A layer has an input and an output type, too.
         self._layer = tf_fn if isinstance(tf_fn, IOBase) else None
         if self._layer is not None:
@@ -343,6 +66,7 @@ class Function(Block):
             self.set_io_types(self._layer)
         if self.input_type is None:
             return
+
         _check_input(self, self.input_type, sequences=self._takes_sequence)
         if self._layer is not None:
             self._layer.set_input_type(self.input_type)
@@ -353,14 +77,19 @@ class Function(Block):
             self._layer.set_output_type(self.output_type)
 
     def _emit(self, code: Code, value: Expression) -> Expression:
-        types = self._known("input"), self._known("output")
+        input_type = self._known("input")
+        output_type = self._known("output")
         if not self._is_checked:
-            check_rows(self, self.tf_fn, types[0])
+            check_rows(self, self.tf_fn, input_type)
             self._is_checked = True
-        if size := getattr(self._layer, "index_size", None):
-            code.bound_data(value, size)
+
+        index_size = getattr(self._layer, "index_size", None)
+        if index_size:
+            code.bound_data(value, index_size)
         random = draws_random_numbers(self.tf_fn) is not False
-        return emit_call(code, self.tf_fn, *types, value, name=self.name, random=random)
+        return emit_call(
+            code, self.tf_fn, input_type, output_type, value, name=self.name, random=random
+        )
 
 
 conversion.register(nn.Module, Function)
@@ -387,3 +116,308 @@ class Segment(Function):
 
     def __init__(self, tf_fn: Callable[..., Any], name: str | None = None) -> None:
         super().__init__(tf_fn, name)
+
+
+# Calls in the written code ------------------------------------------------------------------------
+
+
+def emit_call(
+    code: Code,
+    called: Callable[..., Any],
+    input_type: ResultType,
+    output_type: ResultType,
+    value: Expression,
+    *,
+    name: str | None = None,
+    random: bool = False,
+) -> Expression:
+    """Write a call of a function, and return its output value."""
+    is_plain = isinstance(input_type, TensorType) and isinstance(output_type, TensorType)
+    module = called
+    if not (is_plain and isinstance(called, nn.Module)):
+        # A method is a new object each time, but equal.
+        identity = called if hasattr(called, "__self__") else id(called)
+        key = (identity, input_type, output_type)
+        module = code.model.unique(key, lambda: NestedCall(called, input_type))
+
+    inputs = argument_types(input_type)
+    signature = code.model.signature(module, inputs, _row_types(output_type), name, random)
+    arguments = _arguments(code, input_type, value)
+    return output_type.unflatten(code.record_call(signature, arguments), None)
+
+
+def _arguments(code: Code, kind: ResultType, value: Expression) -> list[str]:
+    """Write each argument as in a record: a value, or the number of values and these."""
+    if isinstance(kind, TupleType):
+        items = zip(kind, value, strict=True)
+        return [argument for item in items for argument in _arguments(code, *item)]
+    if not isinstance(kind, SequenceType):
+        return [packed(value)]
+
+    sequence = packed(value)
+    lists = [sequence]
+    element = code.new(kind.element_type, "e")
+    if isinstance(element, tuple):
+        lists = [
+            code.fresh("s", f"[{variable} for {packed(element)} in {sequence}]")
+            for variable in flattened(element)
+        ]
+    return [f"len({rows}), *{rows}" for rows in lists]
+
+
+def argument_types(kind: ResultType, ragged: bool = False) -> list[RowTensorType | Ragged]:
+    """Row types of all tensors in an input type; those in sequences are ragged."""
+    if isinstance(kind, TensorType):
+        return [Ragged(kind.row_type) if ragged else kind.row_type]
+    ragged = ragged or isinstance(kind, SequenceType)
+    return [argument for item in kind._inside() for argument in argument_types(item, ragged)]
+
+
+def _row_types(kind: ResultType) -> list[RowTensorType]:
+    """Row types of all tensors in an output type."""
+    return [inner.row_type for inner in kind.walk() if isinstance(inner, TensorType)]
+
+
+class NestedCall(nn.Module):
+    """Call a function with arguments nested as in the input type of its block."""
+
+    def __init__(self, called: Callable[..., Any], input_type: ResultType) -> None:
+        super().__init__()
+        self.called = called
+        self.input_type = input_type
+        owner = module_of(called)
+        if owner is not called:
+            # The module of a method is trained and moved.
+            self.owner = owner
+
+    def nested(self, *rows: Tensor | RaggedRows) -> object:
+        """Nest the rows, and call the function."""
+        kind = self.input_type
+        rows_left = iter(rows)
+        if isinstance(kind, TupleType):
+            return self.called(*[nest_rows(item, rows_left) for item in kind])
+        return self.called(nest_rows(kind, rows_left))
+
+    def forward(self, *rows: Tensor | RaggedRows) -> object:
+        """Nest the rows, call the function, and flatten its results."""
+        results = tuple(flattened(self.nested(*rows)))
+        return results if len(results) > 1 else results[0]
+
+
+def nest_rows(result_type: ResultType, rows: Iterator[Any]) -> object:
+    """Nest rows as in a type; a sequence of tuples becomes one ``RaggedRows`` of a tuple."""
+    if isinstance(result_type, TupleType):
+        return tuple(nest_rows(item, rows) for item in result_type)
+    if isinstance(result_type, SequenceType):
+        ragged = [next(rows) for _ in result_type.terminal_types()]
+        elements = iter([argument.rows for argument in ragged])
+        return ragged[0]._replace(rows=nest_rows(result_type.element_type, elements))
+    return next(rows)
+
+
+# Output types -------------------------------------------------------------------------------------
+
+
+def infer_output_type(
+    block: Block, called: Callable[..., Any], input_type: ResultType
+) -> ResultType:
+    """Call a function on two and on three rows, and return the type of the results."""
+    build = getattr(called, "build", None)
+    if callable(build):
+        # Parameters use the user's random state, which the calls below do not change.
+        build(input_type)
+
+    owner = module_of(called) or nn.Module()
+    device = next(owner.parameters(), torch.empty(0)).device
+    results = []
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        for size in (2, 3):
+            zeros = [_zeros(kind, size, device) for kind in argument_types(input_type)]
+            try:
+                if any(map(is_lazy, tensors_of(owner))):
+                    NestedCall(called, input_type).nested(*zeros)  # which gives it parameters
+                copied = set_mode(copy_of(called), False)
+                results.append(NestedCall(copied, input_type).nested(*zeros))
+            except Exception as error:
+                _fail_to_infer(block, input_type, f"{type(error).__name__}: {error}")
+
+    two, three = map(flattened, results)
+    if not two or not three:
+        _fail_to_infer(block, input_type, "nothing, where tensors were expected")
+    for result_of_two, result_of_three in zip(two, three, strict=False):
+        problem = _problem_with(result_of_two, result_of_three)
+        if problem:
+            _fail_to_infer(block, input_type, problem)
+    return type_of_rows(results[0])
+
+
+def _fail_to_infer(block: Block, input_type: ResultType, got: str) -> NoReturn:
+    expected = "a function on batched tensors: first axis one row per example"
+    block._fail(f"its function cannot be called with {input_type}", expected, got)
+
+
+def _problem_with(two: object, three: Tensor) -> str:
+    """Describe why results for two and for three rows are no batches of rows of one type."""
+    if not isinstance(two, Tensor):
+        return f"{type(two).__name__}, which is not a tensor"
+    if two.dim() == 0:
+        return "a scalar, without a batch axis"
+    if (two.size(0), three.size(0)) != (2, 3):
+        return f"{two.size(0)} and {three.size(0)} rows for 2 and 3 rows"
+    if two.shape[1:] != three.shape[1:]:
+        return f"rows of {list(two.shape[1:])} and of {list(three.shape[1:])}"
+    return ""
+
+
+def _zeros(
+    kind: RowTensorType | Ragged, num_calls: int, device: torch.device
+) -> Tensor | RaggedRows:
+    """An argument of zeros for some calls, with two rows per call if it is ragged."""
+    (row,) = parts_of(row_type_of(kind))
+    size = 2 * num_calls if isinstance(kind, Ragged) else num_calls
+    rows = torch.zeros((size, *row.shape), dtype=row.dtype, device=device)
+    return _argument(kind, rows, [2] * num_calls)
+
+
+def _argument(
+    kind: RowTensorType | Ragged, rows: Tensor, lengths: Sequence[int]
+) -> Tensor | RaggedRows:
+    """Rows as an argument of some calls; a ragged one has this many rows per call."""
+    if not isinstance(kind, Ragged):
+        return rows
+    calls = torch.arange(len(lengths), device=rows.device)
+    counts = torch.tensor(lengths, device=rows.device)
+    return RaggedRows(rows, calls.repeat_interleave(counts), len(lengths))
+
+
+# Checks -------------------------------------------------------------------------------------------
+
+
+def _check_input(block: Block, input_type: ResultType, *, sequences: bool = False) -> None:
+    """Raise an error if an input does not consist of tensors (and one sequence, if allowed)."""
+    kinds = list(input_type.walk())
+    valid: set[type[ResultType]] = {TensorType, TupleType}
+    expected = "a tensor or a tuple of tensors"
+    if sequences:
+        valid.add(SequenceType)
+        expected += ", and a sequence"
+    if not {type(kind) for kind in kinds} <= valid:
+        hint = "td.Scalar(), td.Vector(n) or td.Tensor(shape) in front of it"
+        block._fail("the input does not consist of tensors", expected, input_type, hint=hint)
+    if not input_type.terminal_types():
+        block._fail("the input contains no tensors", "at least one tensor", input_type)
+    if sum(isinstance(kind, SequenceType) for kind in kinds) > 1:
+        block._fail("the input has two sequences", "one sequence", input_type)
+
+
+def check_rows(block: Block, called: Callable[..., Any], input_type: ResultType) -> None:
+    """Raise an error if a function mixes rows: it is tried on three, in evaluation mode.
+
+    A function that draws random numbers in this mode is not tried.
+    """
+    norm = batch_norm_in(called)
+    if norm:
+        problem = "normalizes over the batch, so its rows are not independent"
+        block._fail(problem, got=norm, hint="nn.LayerNorm or nn.GroupNorm")
+
+    tried = _ThreeCalls(set_mode(copy_of(called), False), input_type)
+    devices = [tried.device] if tried.device.type == "cuda" else []
+    with torch.no_grad(), torch.random.fork_rng(devices):
+        try:
+            together = tried.run_together()
+            again = tried.run_together()
+        except Exception as error:  # noqa: BLE001 - part of the warning
+            _warn_of_error(block, error)
+            return
+        if not all(map(_are_close, together, again)):
+            return  # it draws random numbers
+
+        for number in range(3):
+            try:
+                alone = tried.run_alone(number)
+            except Exception as error:  # noqa: BLE001 - part of the message
+                _fail_as_mixing(block, f"an error for one row, not for three: {error}")
+            rows = [result[number : number + 1] if result.dim() else result for result in together]
+            if not all(map(_are_close, rows, alone)):
+                _fail_as_mixing(block, "other results for three rows than for each of them")
+
+
+_INDEPENDENT = "a function of each row by itself"
+
+
+def _fail_as_mixing(block: Block, got: str) -> NoReturn:
+    hint = "dim=-1 in place of dim=0; nn.LayerNorm in place of nn.BatchNorm1d"
+    block._fail("its function mixes the rows of a batch", _INDEPENDENT, got, hint=hint)
+
+
+def _warn_of_error(block: Block, error: Exception) -> None:
+    problem = "Function: whether rows depend on each other cannot be checked"
+    got = f"an error on random rows: {error}"
+    text = mismatch_text(problem, _INDEPENDENT, got, where=f"block {block._path()}")
+    warnings.warn(text, stacklevel=2)
+
+
+class _ThreeCalls:
+    """Run a function on random rows of three calls, of one of them, or of all together.
+
+    Ragged arguments have several rows per call.
+    """
+
+    def __init__(self, called: Callable[..., Any], input_type: ResultType) -> None:
+        self.function = NestedCall(called, input_type)
+        self.kinds = argument_types(input_type)
+        is_ragged = any(isinstance(kind, Ragged) for kind in self.kinds)
+        self.lengths = (2, 1, 3) if is_ragged else (1, 1, 1)
+        weight = next(self.function.parameters(), torch.empty(0, dtype=torch.float32))
+        self.device = weight.device
+        # That of the model, for which float32 stands in types; it may have been converted.
+        self.precision = weight.dtype
+        self.rows = self._draw(2)
+
+    def _draw(self, num_integers: int) -> list[list[Tensor]]:
+        """Draw the rows of each call for each argument; integers may be indices."""
+        generator = torch.Generator().manual_seed(0)
+        drawn = []
+        for kind in self.kinds:
+            (row,) = parts_of(row_type_of(kind))
+            lengths = self.lengths if isinstance(kind, Ragged) else (1, 1, 1)
+            shapes = [(length, *row.shape) for length in lengths]
+            if has_gradient(row.dtype):
+                rows = [torch.randn(shape, generator=generator) for shape in shapes]
+            else:
+                rows = [torch.randint(num_integers, shape, generator=generator) for shape in shapes]
+            dtype = self.precision if row.dtype == torch.float32 else row.dtype
+            drawn.append([tensor.to(self.device, dtype) for tensor in rows])
+        return drawn
+
+    def run_together(self) -> list[Tensor]:
+        """Return the results of all calls; integers become zeros if others are out of range."""
+        try:
+            return self._run((0, 1, 2))
+        except IndexError:
+            self.rows = self._draw(1)
+            return self._run((0, 1, 2))
+
+    def run_alone(self, number: int) -> list[Tensor]:
+        """Return the results of one call."""
+        return self._run((number,))
+
+    def _run(self, calls: Sequence[int]) -> list[Tensor]:
+        lengths = [self.lengths[number] for number in calls]
+        arguments = []
+        for kind, rows in zip(self.kinds, self.rows, strict=True):
+            stacked = torch.cat([rows[number] for number in calls])
+            arguments.append(_argument(kind, stacked, lengths))
+        # Results of a wrong type are refused when they are used.
+        results = flattened(self.function(*arguments))
+        return [result for result in results if isinstance(result, Tensor)]
+
+
+def _are_close(a: Tensor, b: Tensor) -> bool:
+    """Return whether results are equal up to rounding: products may add up in another order."""
+    if a.shape != b.shape or not has_gradient(a.dtype):
+        return torch.equal(a, b)
+    tolerance = torch.finfo(a.dtype).eps ** 0.5
+    finite = b.abs().nan_to_num(0, 0, 0)
+    largest = max(1.0, float(finite.max())) if finite.numel() else 1.0
+    return torch.allclose(a, b, rtol=tolerance, atol=tolerance * largest, equal_nan=True)
