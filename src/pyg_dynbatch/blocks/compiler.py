@@ -24,7 +24,7 @@ from pyg_dynbatch.blocks.types import (
     TupleType,
     VoidType,
     propagate_types,
-    repeated,
+    repeated_value,
 )
 from pyg_dynbatch.core.engine import Engine
 from pyg_dynbatch.core.modules import copy_of, set_mode
@@ -96,8 +96,10 @@ class Compiler(nn.Module):
         check_model(self.tracer.source, steps.model, "the mini-batch is")
         steps = steps.to(self.engine.device)
         rows = self.engine(steps, inputs)
+
         terminals = (rows[f"output_{number}"] for number in count())
         output = self.root._known("output").unflatten(terminals, None)
+
         metrics: dict[str, torch.Tensor] = {}
         metric_examples: dict[str, torch.Tensor] = {}
         for name in steps.result:
@@ -133,12 +135,12 @@ class Compiler(nn.Module):
 def _check_root(root: Block, tracer: Tracer) -> None:
     """Raise an error if the output of the root cannot be stacked over examples."""
     kind = root._known("output")
-    for part in kind.walk():
-        if isinstance(part, PyObjectType | SequenceType):
-            what = "a host object" if isinstance(part, PyObjectType) else "a sequence"
+    for inner in kind.walk():
+        if isinstance(inner, PyObjectType | SequenceType):
+            invalid = "a host object" if isinstance(inner, PyObjectType) else "a sequence"
             hint = "root.eval(example) returns anything; td.Metric any number of values"
             expected = "tensors and tuples of them"
-            root._fail(f"{what} in the output of the root", expected, kind, hint=hint)
+            root._fail(f"{invalid} in the output of the root", expected, kind, hint=hint)
     if not kind.size and not tracer.source.metric_types:
         root._fail("there is nothing to compute", "an output or a metric", str(kind))
 
@@ -154,6 +156,7 @@ def compile_block(root: Block, operations: Operations) -> Tracer:
     for block in blocks:
         block._known("input")
         block._known("output")
+
     model = ModelCode(operations)
     code = Code(model, "root")
     code.path = root._path()
@@ -182,7 +185,7 @@ def _reader_of(kind: ResultType) -> Block:
     if isinstance(kind, TensorType):
         return Tensor(kind.shape, kind.dtype)
     if isinstance(kind, BroadcastSequenceType):
-        return InputTransform(repeated) >> _reader_of(kind.element_type) >> Broadcast()
+        return InputTransform(repeated_value) >> _reader_of(kind.element_type) >> Broadcast()
     if isinstance(kind, SequenceType):
         return Map(_reader_of(kind.element_type))
     if isinstance(kind, TupleType):
@@ -209,17 +212,21 @@ def _evaluate(
     operations = Operations()
     tracer = compile_block(block, operations)
     recording, positions = tracer.trace(inp)
+
     parameter = next(operations.parameters(), None)
     engine = Engine(operations).to("cpu" if parameter is None else parameter.device)
     steps = schedule_recordings([recording]).to(engine.device)
     rows: dict[str, Any] = set_mode(copy_of(engine), False)(steps, inputs)
     if tolist:
         rows = {name: tensor.tolist() for name, tensor in rows.items()}
+
     kind = block._known("output")
     rows_left = {name: iter(tensor) for name, tensor in rows.items()}
-    terminals = named_terminals(kind, positions)
-    flat = [next(rows_left[name]) if name else value for name, value in terminals]
+    flat = []
+    for name, value in named_terminals(kind, positions):
+        flat.append(next(rows_left[name]) if name else value)
     result = kind.unflatten(flat, positions)
+
     metrics: dict[str, list[Any]] = {}
     for name, labels in recording.result.items():
         values = list(rows.get(f"metric:{name}", ()))

@@ -3,8 +3,7 @@
 from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import suppress
-from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import nn
 
@@ -41,32 +40,6 @@ from pyg_dynbatch.blocks.types import (
 from pyg_dynbatch.core.errors import mismatch
 
 
-def _emit_all(code: Code, owner: Block, value_of: Callable[[int], Expression]) -> Expression:
-    """Write the children of a block, given the input of each, and the tuple of their outputs."""
-    items = tuple(
-        code.emit(child, "None" if child.input_type == VoidType() else value_of(number))
-        for number, child in enumerate(owner.children)
-    )
-    return packed_if_object(code, items, owner.output_type)
-
-
-def _share_items(owner: Block, side: str) -> None:
-    """Propagate types between a tuple that an owner takes or returns, and its children."""
-    kinds = [child._types[side] for child in owner.children]
-    known = tuple(kind for kind in kinds if kind is not None)
-    if len(known) == len(kinds) and (side == "output" or (known and VoidType() not in known)):
-        owner._set_type(side, known)
-    wanted = owner._types[side]
-    if isinstance(wanted, PyObjectType):
-        wanted = TupleType(*[wanted] * len(kinds))
-    if isinstance(wanted, TupleType):
-        if len(wanted) != len(kinds):
-            owner._fail(f"wrong number of {side}s", f"{len(wanted)} blocks", len(kinds))
-        for child, kind in zip(owner.children, wanted, strict=True):
-            if side == "output" or child.input_type != VoidType():
-                child._set_type(side, kind)
-
-
 class Record(Block):
     """Apply a block to each field of an object, and return the tuple of the results.
 
@@ -88,19 +61,22 @@ class Record(Block):
     _input_kinds = _output_kinds = (TupleType, PyObjectType)
 
     def __init__(self, named_children: FieldsLike, name: str | None = None) -> None:
-        self._keys, children, self._ordered = fields_of("Record", named_children)
-        self._child_keys = list(map(repr, self._keys))
-        super().__init__(children, name=name)
+        fields = fields_of("Record", named_children)
+        self._keys = fields.keys
+        self._is_ordered = fields.is_ordered
+        self._child_keys = list(map(repr, fields.keys))
+        super().__init__(fields.blocks, name=name)
 
     def __getitem__(self, key: object) -> Wire:
         """Return a wire from the field of a key."""
-        return Wire(self, self._keys.index(key) if key in self._keys else key)
+        item = self._keys.index(key) if key in self._keys else key
+        return Wire(self, item)
 
     def _infer(self) -> None:
-        if isinstance(self.input_type, TupleType) and not self._ordered:
-            what = "a record without order reads a tuple"
+        if isinstance(self.input_type, TupleType) and not self._is_ordered:
+            problem = "a record without order reads a tuple"
             expected = "a tuple or list of pairs"
-            self._fail(what, expected, "a dict", kind=RuntimeError)
+            self._fail(problem, expected, "a dict", kind=RuntimeError)
         _share_items(self, "input")
         _share_items(self, "output")
 
@@ -117,24 +93,6 @@ class Record(Block):
 
 for _kind in (dict, list, tuple):
     conversion.register(_kind, Record)
-
-
-def fields_of(who: str, named: FieldsLike) -> tuple[list[Any], list[Any], bool]:
-    """Return keys, blocks, and whether their order is the user's."""
-    is_ordered = isinstance(named, OrderedDict | tuple | list)
-    if isinstance(named, tuple):
-        named = list(enumerate(named))
-    pairs = list(named.items()) if isinstance(named, dict) else named
-    if not isinstance(pairs, list) or any(
-        not isinstance(pair, tuple | list) or len(pair) != 2 for pair in pairs
-    ):
-        what = f"{who}: not a set of blocks"
-        expected = "{key: block}, [(key, block)] or (block, …)"
-        raise mismatch(TypeError, what, expected, repr(named))
-    if not is_ordered:
-        with suppress(TypeError):  # keys of different types cannot be compared
-            pairs = sorted(pairs, key=lambda pair: (str(type(pair[0])), pair[0]))
-    return [key for key, _ in pairs], [block for _, block in pairs], is_ordered
 
 
 class AllOf(Block):
@@ -214,9 +172,9 @@ class ForwardDeclaration(IOBase):
         self._check_open("called after it was resolved", "all calls before resolve_to")
         return _Reference(self)
 
-    def _check_open(self, what: str, expected: str) -> None:
+    def _check_open(self, problem: str, expected: str) -> None:
         if self._target is not None:
-            self._fail(what, expected, repr(self._target), kind=ValueError)
+            self._fail(problem, expected, repr(self._target), kind=ValueError)
 
     def resolve_to(self, target_block: BlockLike) -> None:
         """Define the declared block: anything that :func:`convert_to_block` takes."""
@@ -267,28 +225,23 @@ class _Reference(Block):
         target = self._resolved()
         if not self._of.memoize:
             return code.call(target, value)
+
         # Maps the identity of an object to its result; to False while that is being evaluated.
         memo = code.model.unique(("memo", id(self._of)), code.model.dictionary)
         result = code.new(self._known("output"))
-        found = code.fresh(expression=f"{memo}.get(id({value}))")
-        with code.inside(f"if {found} is None:"):
+        entry = code.fresh(expression=f"{memo}.get(id({value}))")
+        with code.inside(f"if {entry} is None:"):
             code.line(f"{memo}[id({value})] = False")
             called = code.call(target, value)
             # The object is kept, so that no other object gets its identity.
-            code.line(f"{found} = {memo}[id({value})] = ({packed(called)}, {value})")
-        with code.inside(f"elif {found} is False:"):
+            code.line(f"{entry} = {memo}[id({value})] = ({packed(called)}, {value})")
+        with code.inside(f"elif {entry} is False:"):
             code.line(f"{code.model.name_of(_fail_in_cycle)}({value})")
-        code.assign(result, f"{found}[0]")
+        code.assign(result, f"{entry}[0]")
         return result
 
     def __repr__(self) -> str:
         return f"{self._of.name or 'declaration'}()"
-
-
-def _fail_in_cycle(value: object) -> None:
-    what = "an object contains itself"
-    expected = "a tree or an acyclic graph"
-    raise TraceError(ValueError, what, expected, type(value).__name__)
 
 
 class Optional(Block):
@@ -321,9 +274,12 @@ class Optional(Block):
         share(self, "output", self._children)
 
     def _emit(self, code: Code, value: Expression) -> Expression:
-        some, none = (partial(code.emit, child, value) for child in self._children)
-        cases = (f"if {value} is None:", none), ("else:", some)
-        return code.branches(self._known("output"), *cases)
+        some, none = self._children
+        return code.branches(
+            self._known("output"),
+            (f"if {value} is None:", lambda: code.emit(none, value)),
+            ("else:", lambda: code.emit(some, value)),
+        )
 
 
 class OneOf(Block):
@@ -357,28 +313,36 @@ class OneOf(Block):
         pre_block: BlockLike | None = None,
         name: str | None = None,
     ) -> None:
-        self._keys, cases, _ = fields_of("OneOf", case_blocks)
+        fields = fields_of("OneOf", case_blocks)
         # Modules fail later, as blocks whose output is not a host object.
         key = key_fn if isinstance(key_fn, Block | nn.Module) else InputTransform(key_fn, "key_fn")
-        pre = [] if pre_block is None else [pre_block]
-        self._child_keys = [*map(repr, self._keys), "key_fn", "pre_block"]
-        super().__init__([*cases, key, *pre], name=name)
+        children = [*fields.blocks, key]
+        if pre_block is not None:
+            children.append(pre_block)
+        self._keys = fields.keys
+        self._child_keys = [*map(repr, fields.keys), "key_fn", "pre_block"]
+        super().__init__(children, name=name)
+
+        num_cases = len(fields.keys)
         #: The blocks to choose from, in the order of their keys.
-        self.cases = self._children[: len(cases)]
-        self._key, *more = self._children[len(cases) :]
-        self._pre = more[0] if more else None
-        if not cases:
+        self.cases = self._children[:num_cases]
+        self._key = self._children[num_cases]
+        self._pre = None if pre_block is None else self._children[-1]
+        if not num_cases:
             self._fail("it has no cases", "at least one case", 0, kind=ValueError)
-        if twice := repeated_in(self._keys):
-            self._fail("a key occurs twice", "different keys", twice, kind=ValueError)
+        repeated = repeated_in(fields.keys)
+        if repeated:
+            self._fail("a key occurs twice", "different keys", repeated, kind=ValueError)
 
     def _infer(self) -> None:
         self._key.set_output_type(PyObjectType())
-        pre = self._pre
-        share(self, "input", [self._key, *(self.cases if pre is None else [pre])])
-        for case in self.cases:
-            if pre is not None and case.input_type != VoidType():
-                equate((case, "input"), (pre, "output"))
+        if self._pre is None:
+            share(self, "input", [self._key, *self.cases])
+        else:
+            share(self, "input", [self._key, self._pre])
+            for case in self.cases:
+                if case.input_type != VoidType():
+                    equate((case, "input"), (self._pre, "output"))
         share(self, "output", self.cases)
 
     def _emit(self, code: Code, value: Expression) -> Expression:
@@ -452,8 +416,8 @@ class Metric(Block):
         if isinstance(kind, TupleType) and len(kind) == 2 and kind[1] == PyObjectType():
             value = kind[0]
         if not isinstance(value, TensorType):
-            what = "neither a tensor nor a pair of a tensor and a label"
-            self._fail(what, "a tensor, or (tensor, object)", kind)
+            problem = "neither a tensor nor a pair of a tensor and a label"
+            self._fail(problem, "a tensor, or (tensor, object)", kind)
         return value
 
     def _emit(self, code: Code, value: Expression) -> Expression:
@@ -463,11 +427,87 @@ class Metric(Block):
         label: Expression = "None"
         if isinstance(input_type, TupleType):
             tensor, label = items_of(value, 2)
+
         kinds = code.model.metric_types
-        known = kinds.setdefault(self.metric_name, kind)
-        if known != kind:
-            what = f"metric {self.metric_name!r} is used with two types"
-            self._fail(what, known, kind, hint="a different name for the second metric")
+        first = kinds.setdefault(self.metric_name, kind)
+        if first != kind:
+            problem = f"metric {self.metric_name!r} is used with two types"
+            self._fail(problem, first, kind, hint="a different name for the second metric")
         number = list(kinds).index(self.metric_name)
         code.line(f"m{number}({tensor}); n{number}({label})")
         return "None"
+
+
+# Fields -------------------------------------------------------------------------------------------
+
+
+class Fields(NamedTuple):
+    """Blocks by key."""
+
+    keys: list[Any]
+    blocks: list[BlockLike]
+    is_ordered: bool  # whether the user has chosen the order
+
+
+def fields_of(owner: str, fields_like: FieldsLike) -> Fields:
+    """List keys and blocks; those of a dict are sorted by key."""
+    pairs: list[tuple[Any, BlockLike]]
+    if isinstance(fields_like, dict):
+        pairs = list(fields_like.items())
+    elif isinstance(fields_like, tuple):
+        pairs = list(enumerate(fields_like))
+    else:
+        pairs = fields_like
+    if not isinstance(pairs, list) or not all(map(_is_pair, pairs)):
+        problem = f"{owner}: not a set of blocks"
+        expected = "{key: block}, [(key, block)] or (block, …)"
+        raise mismatch(TypeError, problem, expected, repr(fields_like))
+
+    is_ordered = isinstance(fields_like, OrderedDict | tuple | list)
+    if not is_ordered:
+        with suppress(TypeError):  # keys of different types cannot be compared
+            pairs = sorted(pairs, key=lambda pair: (str(type(pair[0])), pair[0]))
+    return Fields([key for key, _ in pairs], [block for _, block in pairs], is_ordered)
+
+
+def _is_pair(value: object) -> bool:
+    return isinstance(value, tuple | list) and len(value) == 2
+
+
+def _emit_all(code: Code, owner: Block, value_of: Callable[[int], Expression]) -> Expression:
+    """Write the children of a block, given the input of each, and the tuple of their outputs."""
+    items = tuple(
+        code.emit(child, "None" if child.input_type == VoidType() else value_of(number))
+        for number, child in enumerate(owner.children)
+    )
+    return packed_if_object(code, items, owner.output_type)
+
+
+def _share_items(owner: Block, side: str) -> None:
+    """Propagate types between a tuple that an owner takes or returns, and its children."""
+    kinds = [child._types[side] for child in owner.children]
+    known = tuple(kind for kind in kinds if kind is not None)
+    # Children without an input take no item.
+    is_tuple = side == "output" or (len(known) > 0 and VoidType() not in known)
+    if is_tuple and len(known) == len(kinds):
+        owner._set_type(side, known)
+
+    whole = owner._types[side]
+    if isinstance(whole, PyObjectType):
+        whole = TupleType(*[whole] * len(kinds))
+    if not isinstance(whole, TupleType):
+        return
+    if len(whole) != len(kinds):
+        owner._fail(f"wrong number of {side}s", f"{len(whole)} blocks", len(kinds))
+    for child, kind in zip(owner.children, whole, strict=True):
+        if side == "output" or child.input_type != VoidType():
+            child._set_type(side, kind)
+
+
+# Checks -------------------------------------------------------------------------------------------
+
+
+def _fail_in_cycle(value: object) -> None:
+    problem = "an object contains itself"
+    expected = "a tree or an acyclic graph"
+    raise TraceError(ValueError, problem, expected, type(value).__name__)

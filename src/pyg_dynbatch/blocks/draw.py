@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pyg_dynbatch.blocks.block import Block
 from pyg_dynbatch.blocks.code import CompiledSource
 from pyg_dynbatch.core.operation import Ragged
-from pyg_dynbatch.core.recording import INPUT, Recording, records_of
+from pyg_dynbatch.core.recording import INPUT, DecodedRecord, Recording, records_of
 from pyg_dynbatch.core.steps import Steps
 from pyg_dynbatch.core.types import RowType
 
@@ -40,8 +40,8 @@ def drawing_of(block: Block) -> str:
 
 
 def _label_of(block: Block) -> str:
-    key = block.parent._key_of(block) if block.parent is not None else ""
-    declared = f" = {block._declaration._label()}" if block._declaration is not None else ""
+    key = "" if block.parent is None else block.parent._key_of(block)
+    declared = "" if block._declaration is None else f" = {block._declaration._label()}"
     return f"{key} {block._label()}{declared}".strip()
 
 
@@ -64,13 +64,13 @@ def schedule_text(schedule: Steps, width: int = 40) -> str:
         step 0  sum  ████████████████████████████████████████ 2
     """
     names = [schedule.name_of(step) for step in schedule.steps]
-    sizes = [step.size for step in schedule.steps]
     longest_name = max(map(len, names), default=0)
-    largest = max(sizes, default=1)
-    return "\n".join(
-        f"step {number}  {name:<{longest_name}}  {'█' * max(1, width * size // largest)} {size}"
-        for number, (name, size) in enumerate(zip(names, sizes, strict=True))
-    )
+    largest = max((step.size for step in schedule.steps), default=1)
+    lines = []
+    for number, (name, step) in enumerate(zip(names, schedule.steps, strict=True)):
+        bar = "█" * max(1, width * step.size // largest)
+        lines.append(f"step {number}  {name:<{longest_name}}  {bar} {step.size}")
+    return "\n".join(lines)
 
 
 def explained(source: CompiledSource, recording: Recording) -> list[str]:
@@ -79,8 +79,7 @@ def explained(source: CompiledSource, recording: Recording) -> list[str]:
     name_of: dict[int, str] = {}  # of each value
     constants_seen = Counter[int]()  # of each site
     records = list(records_of(recording.sites, recording.code))
-    values_read = {value for record in records for own in record.arguments for value in own}
-    values_read.update(*(values.tolist() for values in recording.outputs.values()))
+    values_read = _values_read(records, recording)
     for begin, number, arguments, _ in records:
         kind, results, signature = recording.sites[number]
         if kind == INPUT:
@@ -93,10 +92,24 @@ def explained(source: CompiledSource, recording: Recording) -> list[str]:
             name = f"call {len(lines)}"
             for slot in range(len(results)):
                 name_of[begin + slot] = f"{name}.{slot}" if len(results) > 1 else name
-            pairs = zip(signature.inputs, arguments, strict=True)
-            texts = ", ".join(_argument_text(wanted, own, name_of) for wanted, own in pairs)
-            lines.append(f"{name}: {signature.name}({texts})  {source.sites[number].path}")
+            texts = [
+                _argument_text(argument_type, values, name_of)
+                for argument_type, values in zip(signature.inputs, arguments, strict=True)
+            ]
+            call = f"{signature.name}({', '.join(texts)})"
+            lines.append(f"{name}: {call}  {source.sites[number].path}")
     return lines
+
+
+def _values_read(records: Sequence[DecodedRecord], recording: Recording) -> set[int]:
+    """The values that calls and outputs read."""
+    values: set[int] = set()
+    for record in records:
+        for argument in record.arguments:
+            values.update(argument)
+    for output in recording.outputs.values():
+        values.update(output.tolist())
+    return values
 
 
 def _argument_text(kind: RowType | Ragged, values: Sequence[int], name_of: dict[int, str]) -> str:

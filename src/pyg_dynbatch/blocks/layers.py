@@ -94,27 +94,19 @@ class Layer(IOBase, nn.Module):
             return True
         if len(rows) != 1 or not isinstance(rows[0], Tensor) or rows[0].shape[1:] != kind.shape:
             return False
-        found = rows[0].dtype
-        wanted = kind.torch_dtype
-        if found is wanted or not (found.is_floating_point and wanted.is_floating_point):
-            return found is wanted
+
+        dtype = rows[0].dtype
+        expected = kind.torch_dtype
+        if dtype is expected:
+            return True
+        if not (dtype.is_floating_point and expected.is_floating_point):
+            return False
         check_precision(self._label(), rows[0], self)
         return True
 
     __rshift__ = Block.__rshift__
     __rrshift__ = Block.__rrshift__
     reads = Block.reads
-
-
-def type_of_rows(rows: object) -> ResultType:
-    """Return the type of batched rows, without their first axis."""
-    if isinstance(rows, tuple | list):
-        return TupleType(*map(type_of_rows, rows))
-    if not isinstance(rows, Tensor):
-        what = "Layer: called with something else than batched tensors"
-        expected = "tensors, first axis one row per example, or tuples of them"
-        raise mismatch(TypeError, what, expected, describe_value(rows))
-    return TensorType(tuple(rows.shape[1:]), rows.dtype)
 
 
 class TensorToTensorLayer(Layer):
@@ -173,66 +165,23 @@ class ScopedLayer(Layer):
         """Type of the state of a recurrent cell, if it is known."""
         cell = self.layer_fn
         if isinstance(cell, nn.RNNCellBase):
-            part = TensorType(cell.hidden_size, cell.weight_hh.dtype)
-            return TupleType(part, part) if isinstance(cell, nn.LSTMCell) else part
+            vector = TensorType(cell.hidden_size, cell.weight_hh.dtype)
+            return TupleType(vector, vector) if isinstance(cell, nn.LSTMCell) else vector
         return None if self.state_size is None else convert_to_type(self.state_size)
 
     def _process(self, *rows: Any) -> Any:
-        after = self.layer_fn(*rows)
+        result = self.layer_fn(*rows)
         if not self._is_cell:
-            return after
-        return (after[0] if isinstance(after, tuple) else after), after
-
-
-_scopes: Counter[str] = Counter()
-
-
-def create_variable_scope(name: str) -> str:
-    """Return a name that is unique among all calls, to distinguish layers in messages.
-
-    Example:
-        >>> create_variable_scope("of_an_example"), create_variable_scope("of_an_example")
-        ('of_an_example', 'of_an_example_1')
-    """
-    if not isinstance(name, str) or not name:
-        kind = ValueError if isinstance(name, str) else TypeError
-        raise mismatch(kind, "create_variable_scope: no name", "a string", repr(name))
-    _scopes[name] += 1
-    return f"{name}_{_scopes[name] - 1}" if _scopes[name] > 1 else name
-
-
-def _probability(name: str, keep: float | None) -> float:
-    if keep is not None and not (isinstance(keep, float | int) and 0 < keep <= 1):
-        raise mismatch(ValueError, f"FC: {name} is not a probability", "0 < p <= 1", keep)
-    return 1.0 if keep is None else float(keep)
-
-
-def unit_scaling(activation: Callable[[Tensor], Tensor] | None) -> float | None:
-    """Scale that preserves the size of activations: 1.43 for relu, 1.15 for tanh, 1 for none."""
-    if activation is None or isinstance(activation, nn.Identity):
-        return 1.0
-    name = getattr(activation, "__name__", type(activation).__name__).lower()
-    return {"relu": 1.43, "relu6": 1.43, "tanh": 1.15}.get(name)
-
-
-def _initial(who: str, table: Tensor, initializer: Initializer | None, bound: float) -> Tensor:
-    """Return the initial values of a weight, given as such or by a function; uniform for None."""
-    if initializer is None:
-        return nn.init.uniform_(table, -bound, bound)
-    # Entries that a function does not fill stay NaN.
-    given = initializer(table.fill_(float("nan"))) if callable(initializer) else initializer
-    values = torch.as_tensor(table if given is None else given).detach().to(table, copy=True)
-    checked_shape(f"{who}: the initial weights have a different shape", values, table.shape)
-    if unset := int(values.isnan().sum()):
-        what = f"{who}: the initial weights are not all set"
-        got = f"{unset} of {values.numel()} entries unset or NaN"
-        hint = "fill the tensor in place, as torch.nn.init does, or return a tensor"
-        raise mismatch(ValueError, what, "a number in every entry", got, hint=hint)
-    return values
+            return result
+        output = result[0] if isinstance(result, tuple) else result
+        return output, result
 
 
 class FC(TensorToTensorLayer):
     """Fully connected layer, activation(x W^T + b).
+
+    The first use, which tells the length of the input, creates the parameters ``weight``, ``bias``
+    and, with ``weight_norm``, ``scales``.
 
     Args:
         num_units_out: Length of the output.
@@ -286,12 +235,14 @@ class FC(TensorToTensorLayer):
     def _create(self, input_type: TensorType) -> None:
         if input_type.dtype != "float32" or len(input_type.shape) != 1:
             self._fail("a wrong input type", "a float32 vector", input_type)
-        table = torch.empty(self.output_size, input_type.shape[0])
+
+        (input_size,) = input_type.shape
+        table = torch.empty(self.output_size, input_size)
         initializer = self.initializer
         scale = unit_scaling(self.activation)
         if scale is None and initializer is None:
             initializer = partial(nn.init.trunc_normal_, std=0.01, a=-0.02, b=0.02)
-        bound = (scale or 1.0) * (3.0 / max(1, input_type.shape[0])) ** 0.5
+        bound = (scale or 1.0) * (3.0 / max(1, input_size)) ** 0.5
         self.weight = nn.Parameter(_initial(self._label(), table, initializer, bound))
         self.bias = nn.Parameter(torch.zeros(self.output_size))
         if self.weight_norm:
@@ -301,9 +252,9 @@ class FC(TensorToTensorLayer):
     def weights(self) -> Tensor:
         """The matrix the input is multiplied by, ``[out, in]``."""
         if not self._is_built:
-            what = "the weights do not exist yet"
+            problem = "the weights do not exist yet"
             hint = "call the layer first, or use it with >>"
-            self._fail(what, "a known input type", repr(self), kind=RuntimeError, hint=hint)
+            self._fail(problem, "a known input type", repr(self), kind=RuntimeError, hint=hint)
         if not self.weight_norm:
             return self.weight
         return self.scales[:, None] * nn.functional.normalize(self.weight, dim=1)
@@ -380,7 +331,72 @@ class Embedding(TensorToTensorLayer):
         try:
             return nn.functional.embedding(index, self.weight)
         except IndexError:
-            what = "the index of a vector is out of range"
+            problem = "the index of a vector is out of range"
             last = len(self.weight) - 1
-            wrong = index[(index < 0) | (index > last)]
-            self._fail(what, f"from 0 to {last}", int(wrong[0]), kind=IndexError)
+            beyond = index[(index < 0) | (index > last)]
+            self._fail(problem, f"from 0 to {last}", int(beyond[0]), kind=IndexError)
+
+
+_scopes: Counter[str] = Counter()
+
+
+def create_variable_scope(name: str) -> str:
+    """Return a name that is unique among all calls, to distinguish layers in messages.
+
+    Example:
+        >>> create_variable_scope("of_an_example"), create_variable_scope("of_an_example")
+        ('of_an_example', 'of_an_example_1')
+    """
+    if not isinstance(name, str) or not name:
+        kind = ValueError if isinstance(name, str) else TypeError
+        raise mismatch(kind, "create_variable_scope: no name", "a string", repr(name))
+    earlier = _scopes[name]
+    _scopes[name] += 1
+    return f"{name}_{earlier}" if earlier else name
+
+
+# Types and initial weights ------------------------------------------------------------------------
+
+
+def type_of_rows(rows: object) -> ResultType:
+    """Return the type of batched rows, without their first axis."""
+    if isinstance(rows, tuple | list):
+        return TupleType(*map(type_of_rows, rows))
+    if not isinstance(rows, Tensor):
+        problem = "Layer: called with something else than batched tensors"
+        expected = "tensors, first axis one row per example, or tuples of them"
+        raise mismatch(TypeError, problem, expected, describe_value(rows))
+    return TensorType(tuple(rows.shape[1:]), rows.dtype)
+
+
+def _probability(name: str, keep: float | None) -> float:
+    """Return a share of inputs or outputs that dropout keeps; all for None."""
+    if keep is not None and not (isinstance(keep, float | int) and 0 < keep <= 1):
+        raise mismatch(ValueError, f"FC: {name} is not a probability", "0 < p <= 1", keep)
+    return 1.0 if keep is None else float(keep)
+
+
+def unit_scaling(activation: Callable[[Tensor], Tensor] | None) -> float | None:
+    """Scale that preserves the size of activations: 1.43 for relu, 1.15 for tanh, 1 for none."""
+    if activation is None or isinstance(activation, nn.Identity):
+        return 1.0
+    name = getattr(activation, "__name__", type(activation).__name__).lower()
+    return {"relu": 1.43, "relu6": 1.43, "tanh": 1.15}.get(name)
+
+
+def _initial(who: str, table: Tensor, initializer: Initializer | None, bound: float) -> Tensor:
+    """Return the initial values of a weight, given as such or by a function; uniform for None."""
+    if initializer is None:
+        return nn.init.uniform_(table, -bound, bound)
+    # Entries that a function does not fill stay NaN.
+    result = initializer(table.fill_(float("nan"))) if callable(initializer) else initializer
+    values = torch.as_tensor(table if result is None else result).detach().to(table, copy=True)
+    checked_shape(f"{who}: the initial weights have a different shape", values, table.shape)
+
+    num_unset = int(values.isnan().sum())
+    if num_unset:
+        problem = f"{who}: the initial weights are not all set"
+        got = f"{num_unset} of {values.numel()} entries unset or NaN"
+        hint = "fill the tensor in place, as torch.nn.init does, or return a tensor"
+        raise mismatch(ValueError, problem, "a number in every entry", got, hint=hint)
+    return values

@@ -90,7 +90,7 @@ class Map(Block):
             return code.record_all_data(inner.row_type, value, inner._path())
 
         results = code.fresh("s", "[]")
-        with each(code, value, inner._known("input")) as element:
+        with loop_over(code, value, inner._known("input")) as element:
             code.line(f"{results}.append({packed(code.emit(inner, element))})")
         return results
 
@@ -139,7 +139,7 @@ class Fold(Block):
         code.assign(state, code.emit(self.start_block, "None"))
 
         kind = element_type(self, self._known("input")) or PyObjectType()
-        with each(code, value, kind) as element:
+        with loop_over(code, value, kind) as element:
             pair = packed_if_object(code, (state, element), self.combine_block.input_type)
             code.assign(state, code.emit(self.combine_block, pair))
         return state
@@ -309,7 +309,7 @@ class RNN(Block):
 
         outputs = code.fresh("s", "[]")
         kind = element_type(self, sequence_type) or PyObjectType()
-        with each(code, sequence, kind) as element:
+        with loop_over(code, sequence, kind) as element:
             output, next_state = items_of(code.emit(self._cell, (element, state)), 2)
             code.line(f"{outputs}.append({packed(output)})")
             code.assign(state, next_state)
@@ -760,7 +760,7 @@ def emit_item(code: Code, whole: Expression, key: object, kind: ResultType | Non
 
 
 @contextmanager
-def each(code: Code, sequence: Expression, kind: ResultType) -> Iterator[Expression]:
+def loop_over(code: Code, sequence: Expression, kind: ResultType) -> Iterator[Expression]:
     """Write a loop over a sequence with elements of a type; yields the value of an element."""
     variables = code.new(kind, "x")
     element = variables

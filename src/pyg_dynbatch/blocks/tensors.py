@@ -156,30 +156,10 @@ class InputTransform(Block):
 
     def _emit(self, code: Code, value: Expression) -> Expression:
         result = code.fresh()
-        function, checked = map(code.model.name_of, (self.py_fn, read_once))
-        code.line(f"{result} = {function}({checked}({value}))", users_own=True)
+        function = code.model.name_of(self.py_fn)
+        once = code.model.name_of(read_once)
+        code.line(f"{result} = {function}({once}({packed(value)}))", users_own=True)
         return result
-
-
-def repeated_in(keys: Sequence[Hashable]) -> str:
-    """List the keys that occur twice."""
-    counts = Counter(keys)
-    return ", ".join(repr(key) for key in keys if counts[key] > 1)
-
-
-def emit_index(code: Code, keys: Sequence[Hashable], key: str, strict: bool = True) -> str:
-    """Write the look-up of a key in a list; the index of an unknown key is the list's length."""
-    table = code.model.name_of({known: index for index, known in enumerate(keys)})
-    index = code.fresh("i", f"{table}.get({key}, {len(keys)})")
-    if strict:
-        with code.inside(f"if {index} == {len(keys)}:"):
-            code.line(f"{code.model.name_of(_fail_at_key)}({key}, {table})")
-    return index
-
-
-def _fail_at_key(key: object, known: dict[Any, int]) -> None:
-    expected = ", ".join(map(repr, list(known)[:20])) + (" …" if len(known) > 20 else "")
-    raise TraceError(UnknownKey, f"unknown key {key!r}", expected, repr(key))
 
 
 class OneHotFromList(Block):
@@ -207,17 +187,19 @@ class OneHotFromList(Block):
         name: str | None = None,
     ) -> None:
         keys = list(elements)
-        if twice := repeated_in(keys):
-            what = "OneHotFromList: an element occurs twice"
-            raise mismatch(AssertionError, what, "different elements", twice)
-        kind = TensorType((len(keys),), dtype)
-        super().__init__((), PyObjectType(), kind, name)
-        self._row_type = kind.row_type
+        repeated = repeated_in(keys)
+        if repeated:
+            problem = "OneHotFromList: an element occurs twice"
+            raise mismatch(AssertionError, problem, "different elements", repeated)
+
+        vector_type = TensorType((len(keys),), dtype)
+        super().__init__((), PyObjectType(), vector_type, name)
+        self._row_type = vector_type.row_type
         self._keys = keys
         self._strict = strict
         # With a row of zeros at the end, for unknown keys.
         table = np.eye(len(keys) + 1, len(keys))
-        self._table = table.astype(numpy_dtype_of(kind.torch_dtype))
+        self._table = table.astype(numpy_dtype_of(vector_type.torch_dtype))
 
     def _emit(self, code: Code, value: Expression) -> Expression:
         index = emit_index(code, self._keys, packed(value), self._strict)
@@ -255,22 +237,6 @@ class OneHot(OneHotFromList):
         super().__init__(keys, dtype, name=name)
 
 
-class _Constant(nn.Module):
-    """Hold one row: an external tensor, a parameter, or a constant that moves with ``.to``."""
-
-    def __init__(self, tensor: torch.Tensor) -> None:
-        super().__init__()
-        if tensor.requires_grad or isinstance(tensor, nn.Parameter):
-            # If it is part of an external graph, it is not moved or saved with this module.
-            self.tensor = tensor
-        else:
-            self.register_buffer("tensor", tensor, persistent=False)
-
-    def forward(self) -> torch.Tensor:
-        """Return the row, with a batch axis of 1."""
-        return self.tensor[None]
-
-
 class FromTensor(Block):
     """Return one tensor: a constant, a parameter, or any tensor that gradients flow back into.
 
@@ -288,13 +254,14 @@ class FromTensor(Block):
     ) -> None:
         super().__init__(input_type=VoidType(), name=name)
         if not isinstance(tensor, torch.Tensor | np.ndarray | np.generic):
-            what = "neither a tensor nor an array"
+            problem = "neither a tensor nor an array"
             expected = "a tensor, parameter or numpy array"
-            self._fail(what, expected, repr(tensor), hint="torch.tensor(...)")
+            self._fail(problem, expected, repr(tensor), hint="torch.tensor(...)")
         if np.ma.is_masked(tensor):
             self._fail("the array has masked entries", "a number in every entry", repr(tensor))
         if isinstance(tensor, nn.UninitializedParameter):
             self._fail("the shape is not known yet", "a full shape", repr(tensor))
+
         self.tensor = tensor if isinstance(tensor, torch.Tensor) else torch.as_tensor(tensor)
         self._tensor_type = TensorType(tuple(self.tensor.shape), self.tensor.dtype)
         self.set_output_type(self._tensor_type)
@@ -304,26 +271,8 @@ class FromTensor(Block):
         return _constant(code, key, self._tensor_type, lambda: self.tensor, self.name)
 
 
-def _constant(
-    code: Code, key: Hashable, kind: TensorType, make: Callable[[], torch.Tensor], name: str | None
-) -> str:
-    """Name the value of a tensor that is the same in all examples."""
-    module = code.model.unique(key, lambda: _Constant(make()))
-    return code.record_free(code.model.signature(module, [], [kind.row_type], name))
-
-
 conversion.register(torch.Tensor, FromTensor)
 conversion.register(np.ndarray, FromTensor)
-
-
-def zero_value(code: Code, result_type: ResultType) -> Expression:
-    """Write a value of zeros; an empty sequence for a sequence type."""
-    if isinstance(result_type, TupleType):
-        return tuple(zero_value(code, item) for item in result_type)
-    if isinstance(result_type, TensorType):
-        zeros = partial(torch.zeros, result_type.shape, dtype=result_type.torch_dtype)
-        return _constant(code, ("zeros", result_type), result_type, zeros, "zeros")
-    return "[]" if isinstance(result_type, SequenceType) else "None"
 
 
 class Zeros(Block):
@@ -346,7 +295,9 @@ class Zeros(Block):
         super().__init__((), VoidType(), output_type, name)
 
     def _infer(self) -> None:
-        kinds = () if self.output_type is None else self.output_type.walk()
+        if self.output_type is None:
+            return
+        kinds = self.output_type.walk()
         if any(isinstance(kind, PyObjectType | BroadcastSequenceType) for kind in kinds):
             expected = "tensors, tuples, sequences that end, or nothing"
             self._fail("this type has no zeros", expected, self.output_type)
@@ -357,12 +308,6 @@ class Zeros(Block):
 
     def _emit(self, code: Code, value: Expression) -> Expression:
         return zero_value(code, self._known("output"))
-
-
-def concatenated(dim: int, *parts: object) -> torch.Tensor:
-    """Concatenate rows along an axis of one example; scalars count as vectors of length 1."""
-    rows = [part[:, None] if part.dim() == 1 else part for part in flattened(parts)]
-    return torch.cat(rows, dim + 1)
 
 
 class Concat(Block):
@@ -395,22 +340,95 @@ class Concat(Block):
         items = kind.terminal_types() if self._flatten else list(kind)
         tensors = [item for item in items if isinstance(item, TensorType)]
         shapes = [tensor.shape or (1,) for tensor in tensors]
+        other_axes = {(*shape[:dim], *shape[dim + 1 :]) for shape in shapes}
         problems = {
-            "an item is not a tensor": len(shapes) < len(items),
+            "an item is not a tensor": len(tensors) < len(items),
             "no tensor to concatenate": not items,
             f"a tensor has no axis {dim}": any(not 0 <= dim < len(shape) for shape in shapes),
-            "the other axes differ": len({(*s[:dim], *s[dim + 1 :]) for s in shapes}) > 1,
+            "the other axes differ": len(other_axes) > 1,
             "dtypes differ": len({tensor.dtype for tensor in tensors}) > 1,
         }
-        if found := [problem for problem, is_there in problems.items() if is_there]:
-            nested = any(isinstance(item, TupleType) for item in items)
-            expected = f"a tuple of tensors that differ only in axis {dim}"
-            self._fail(found[0], expected, kind, hint="flatten=True" if nested else "")
+        for problem, is_present in problems.items():
+            if is_present:
+                is_nested = any(isinstance(item, TupleType) for item in items)
+                hint = "flatten=True" if is_nested else ""
+                expected = f"a tuple of tensors that differ only in axis {dim}"
+                self._fail(problem, expected, kind, hint=hint)
+
         length = sum(shape[dim] for shape in shapes)
-        return TensorType((*shapes[0][:dim], length, *shapes[0][dim + 1 :]), tensors[0].dtype)
+        first = shapes[0]
+        return TensorType((*first[:dim], length, *first[dim + 1 :]), tensors[0].dtype)
 
     def _emit(self, code: Code, value: Expression) -> Expression:
         key = ("concat", self._dim)
-        types = (self._known("input"), self._known("output"))
-        function = code.model.unique(key, lambda: partial(concatenated, self._dim))
-        return emit_call(code, function, *types, value, name="concat")
+        function = code.model.unique(key, lambda: partial(concatenate, self._dim))
+        input_type = self._known("input")
+        return emit_call(code, function, input_type, self._known("output"), value, name="concat")
+
+
+# Constants, the same in all examples --------------------------------------------------------------
+
+
+class _Constant(nn.Module):
+    """Hold one row: an external tensor, a parameter, or a constant that moves with ``.to``."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        super().__init__()
+        if tensor.requires_grad or isinstance(tensor, nn.Parameter):
+            # If it is part of an external graph, it is not moved or saved with this module.
+            self.tensor = tensor
+        else:
+            self.register_buffer("tensor", tensor, persistent=False)
+
+    def forward(self) -> torch.Tensor:
+        """Return the row, with a batch axis of 1."""
+        return self.tensor[None]
+
+
+def _constant(
+    code: Code, key: Hashable, kind: TensorType, make: Callable[[], torch.Tensor], name: str | None
+) -> str:
+    """Name the value of a tensor that is the same in all examples."""
+    module = code.model.unique(key, lambda: _Constant(make()))
+    return code.record_free(code.model.signature(module, [], [kind.row_type], name))
+
+
+def zero_value(code: Code, result_type: ResultType) -> Expression:
+    """Write a value of zeros; an empty sequence for a sequence type."""
+    if isinstance(result_type, TupleType):
+        return tuple(zero_value(code, item) for item in result_type)
+    if isinstance(result_type, TensorType):
+        zeros = partial(torch.zeros, result_type.shape, dtype=result_type.torch_dtype)
+        return _constant(code, ("zeros", result_type), result_type, zeros, "zeros")
+    return "[]" if isinstance(result_type, SequenceType) else "None"
+
+
+def concatenate(dim: int, *items: object) -> torch.Tensor:
+    """Concatenate rows along an axis of one example; scalars count as vectors of length 1."""
+    tensors = [rows[:, None] if rows.dim() == 1 else rows for rows in flattened(items)]
+    return torch.cat(tensors, dim + 1)
+
+
+# Look-ups -----------------------------------------------------------------------------------------
+
+
+def repeated_in(keys: Sequence[Hashable]) -> str:
+    """List the keys that occur twice."""
+    counts = Counter(keys)
+    return ", ".join(repr(key) for key in keys if counts[key] > 1)
+
+
+def emit_index(code: Code, keys: Sequence[Hashable], key: str, strict: bool = True) -> str:
+    """Write the look-up of a key in a list; the index of an unknown key is the list's length."""
+    table = code.model.name_of({known: index for index, known in enumerate(keys)})
+    index = code.fresh("i", f"{table}.get({key}, {len(keys)})")
+    if strict:
+        with code.inside(f"if {index} == {len(keys)}:"):
+            code.line(f"{code.model.name_of(_fail_at_key)}({key}, {table})")
+    return index
+
+
+def _fail_at_key(key: object, known: dict[Any, int]) -> None:
+    first = ", ".join(map(repr, list(known)[:20]))
+    expected = f"{first} …" if len(known) > 20 else first
+    raise TraceError(UnknownKey, f"unknown key {key!r}", expected, repr(key))

@@ -272,13 +272,13 @@ class BroadcastSequenceType(SequenceType):
     _varies = False
 
     def _mapped(self, fn: Callable[[ResultType, Any], object], instance: Any) -> object:
-        return repeat(self.element_type._mapped(fn, repeated(instance)))
+        return repeat(self.element_type._mapped(fn, repeated_value(instance)))
 
     def __str__(self) -> str:
         return f"[{self.element_type}, …]"
 
 
-def repeated(instance: object) -> object:
+def repeated_value(instance: object) -> object:
     """The value of ``itertools.repeat(value)``; while examples are traced, the instance itself."""
     return next(instance) if isinstance(instance, repeat) else instance
 
