@@ -5,7 +5,7 @@ from copy import copy
 from functools import cache, partial
 from operator import itemgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, SupportsIndex, TypeGuard, overload
 
 import numpy as np
 import torch
@@ -94,6 +94,7 @@ class Columns(Sequence[Data]):
         counts = _node_counts(values_of)
         if counts is None or "num_nodes" in excluded:
             return None
+
         has_num_nodes = values_of.pop("num_nodes", None) is not None
         nodes = Segments(counts)
         # Most fields have one row per node, edge or example, and then share their segments.
@@ -113,25 +114,27 @@ class Columns(Sequence[Data]):
             segments[key] = known.get(sizes) or known.setdefault(sizes, Segments(sizes))
             if isinstance(values[0], int):
                 numbers.add(key)
+
         kind = type(examples[0])
         return cls(kind, nodes, fields, segments, numbers, has_num_nodes=has_num_nodes)
 
     @classmethod
-    def joined(cls, parts: Sequence["Columns"]) -> "Columns":
+    def joined(cls, several: Sequence["Columns"]) -> "Columns":
         """Put the examples of several columns with equal fields one after another."""
-        first = parts[0]
-        sizes = np.concatenate([part.nodes.sizes for part in parts])
+        first = several[0]
+        sizes = np.concatenate([columns.nodes.sizes for columns in several])
         known = {sizes.tobytes(): Segments(sizes)}
         fields: dict[str, Column] = {}
         segments: dict[str, Segments] = {}
         for key, column in first.fields.items():
-            pieces: list[Any] = [part.fields[key] for part in parts]
+            fields_to_join: list[Any] = [columns.fields[key] for columns in several]
             if isinstance(column, list):
-                fields[key] = [value for piece in pieces for value in piece]
+                fields[key] = [value for values in fields_to_join for value in values]
             else:
-                fields[key] = torch.cat(pieces, axis_of(key))
-            rows = np.concatenate([part.segments[key].sizes for part in parts])
-            segments[key] = known.setdefault(rows.tobytes(), Segments(rows))
+                fields[key] = torch.cat(fields_to_join, axis_of(key))
+            num_rows = np.concatenate([columns.segments[key].sizes for columns in several])
+            segments[key] = known.setdefault(num_rows.tobytes(), Segments(num_rows))
+
         nodes = known[sizes.tobytes()]
         return first._of_same_form(nodes, fields, segments)
 
@@ -153,7 +156,7 @@ class Columns(Sequence[Data]):
         content = {
             "format": FORMAT,
             "sizes": [torch.from_numpy(segments.sizes) for segments in distinct],
-            "segments": {key: distinct.index(each) for key, each in self.segments.items()},
+            "segments": {key: distinct.index(own) for key, own in self.segments.items()},
             "fields": self.fields,
             "numbers": sorted(self.numbers),
             "facts": self.facts,
@@ -182,6 +185,7 @@ class Columns(Sequence[Data]):
             raise _not_columns(path, got) from error
         if content_format != FORMAT:
             raise _not_columns(path, content_format)
+
         distinct = [Segments(sizes.numpy()) for sizes in content["sizes"]]
         return cls(
             kind,
@@ -204,14 +208,16 @@ class Columns(Sequence[Data]):
         """
         if "num_nodes" in excluded:
             return None
+
         nodes = self.nodes
         count = len(self)
         fields: dict[str, Any] = {}
-        slices: dict[str, Any] = {}
-        shifts: dict[str, Any] = {}
+        slices: dict[str, Tensor] = {}
+        shifts: dict[str, Tensor | None] = {}
         # One tensor for equal starts, so that a worker process sends it once.
         starts = {each: torch.from_numpy(each.starts) for each in (nodes, *self.segments.values())}
         zeros = torch.zeros(count, dtype=torch.long)
+
         for key, column in self.fields.items():
             if key in excluded:
                 continue
@@ -231,6 +237,7 @@ class Columns(Sequence[Data]):
             if key in followed:
                 fields[f"{key}_batch"] = torch.from_numpy(np.arange(count).repeat(segments.sizes))
                 fields[f"{key}_ptr"] = starts[segments]
+
         if self.has_num_nodes:
             fields["num_nodes"] = int(nodes.starts[-1])
         fields["batch"] = torch.from_numpy(np.arange(count).repeat(nodes.sizes))
@@ -240,12 +247,19 @@ class Columns(Sequence[Data]):
     def __len__(self) -> int:
         return self.nodes.sizes.size
 
-    def __getitem__(self, index: int | slice | Sequence[int] | np.ndarray) -> Any:
+    @overload
+    def __getitem__(self, index: SupportsIndex) -> Data: ...
+    @overload
+    def __getitem__(self, index: slice | Sequence[int] | np.ndarray) -> "Columns": ...
+    def __getitem__(
+        self, index: SupportsIndex | slice | Sequence[int] | np.ndarray
+    ) -> "Data | Columns":
         """Build one example, or take several as columns."""
         if isinstance(index, slice):
             index = range(len(self))[index]
         if isinstance(index, Sequence | np.ndarray):
             return self._taken(np.asarray(index, dtype=None if len(index) else np.int64))
+
         row = range(len(self))[index]
         example = self.kind()
         for key, column in self.fields.items():
@@ -264,15 +278,17 @@ class Columns(Sequence[Data]):
     def _taken(self, chosen: np.ndarray) -> "Columns":
         taken: dict[Segments, Segments] = {}
         rows: dict[Segments, np.ndarray] = {}
-        for each in {self.nodes, *self.segments.values()}:
-            taken[each] = Segments(each.sizes[chosen])
-            rows[each] = concatenated_ranges(each.starts[:-1][chosen], taken[each].sizes)
+        for segments in {self.nodes, *self.segments.values()}:
+            taken[segments] = Segments(segments.sizes[chosen])
+            firsts = segments.starts[:-1][chosen]
+            rows[segments] = concatenated_ranges(firsts, taken[segments].sizes)
+
         fields = {
             key: _gathered(column, rows[self.segments[key]], axis_of(key))
             for key, column in self.fields.items()
         }
-        segments = {key: taken[each] for key, each in self.segments.items()}
-        return self._of_same_form(taken[self.nodes], fields, segments)
+        taken_segments = {key: taken[segments] for key, segments in self.segments.items()}
+        return self._of_same_form(taken[self.nodes], fields, taken_segments)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({len(self)} examples, {self.nodes.starts[-1]} nodes)"
@@ -287,36 +303,38 @@ def _not_columns(path: str | Path, got: object) -> ValueError:
 # Batches ------------------------------------------------------------------------------------------
 
 
-def batch_of_one(example: Any, excluded: Collection[str] = ()) -> Batch | None:
+def batch_of_one(example: Data, excluded: Collection[str] = ()) -> Batch | None:
     """Build the batch of a single example; None where :meth:`Columns.of` has to try."""
     values = example.to_dict()
     counts = _node_counts({key: [value] for key, value in values.items()})
     if counts is None or "num_nodes" in excluded or _numbers_batches(values, excluded):
         return None
+
     nodes = counts[0]
     has_num_nodes = values.pop("num_nodes", None) is not None
     fields: dict[str, Any] = {}
-    slices: dict[str, Any] = {}
-    shifts: dict[str, Any] = {}
+    slices: dict[str, Tensor] = {}
+    shifts: dict[str, Tensor | None] = {}
     zero = torch.zeros(1, dtype=torch.long)
     ends = {nodes: torch.from_numpy(np.array([0, nodes], np.int64))}
+
     for key, value in values.items():
         if key in excluded or isinstance(value, MovablePlan):
             continue
         # The batch owns its rows, as that of several examples does.
-        column: Any = torch.cat((value,), axis_of(key)) if is_plain(value) else None
-        if column is None:
-            column = _joined(key, [value])
+        column = torch.cat((value,), axis_of(key)) if is_plain(value) else _joined(key, [value])
         if column is None:
             return None
         if isinstance(column, list):
             column = _in_batch(column)
+
         size = 1 if isinstance(column, list) else column.shape[axis_of(key)]
         if size not in ends:
             ends[size] = torch.from_numpy(np.array([0, size], np.int64))
         fields[key] = column
         slices[key] = ends[size]
         shifts[key] = None if isinstance(column, list) else zero
+
     if has_num_nodes:
         fields["num_nodes"] = nodes
     fields["batch"] = torch.zeros(nodes, dtype=torch.long)
@@ -325,8 +343,13 @@ def batch_of_one(example: Any, excluded: Collection[str] = ()) -> Batch | None:
 
 
 def _batch_of(
-    kind: type[Data], fields: dict[str, Any], nodes: list[int], slices: Any, shifts: Any
+    kind: type[Data],
+    fields: dict[str, Any],
+    nodes: list[int],
+    slices: dict[str, Tensor],
+    shifts: dict[str, Tensor | None],
 ) -> Batch:
+    """Build a batch from its fields, and per field where the examples begin and their shifts."""
     batch = copy(_empty_batch(kind))  # type: ignore[arg-type]  # a class can be hashed
     # Private names of PyG, as `Batch.from_data_list` sets them: there are no public ones.
     # Its way to set a field raises and catches an error, which takes a microsecond.
@@ -339,7 +362,7 @@ def _batch_of(
     return batch
 
 
-def empty_batch(kind: Any) -> Batch:
+def empty_batch(kind: type[Data]) -> Batch:
     """Create a batch without fields."""
     return Batch(_base_cls=kind)
 
@@ -361,12 +384,12 @@ def is_shifted(key: str) -> bool:
     return "index" in key or key == "face"
 
 
-def is_plain(value: Any) -> bool:
+def is_plain(value: object) -> TypeGuard[Tensor]:
     """Return whether a value is a dense tensor on the CPU that is not a scalar."""
     return _is_dense(value) and value.dim() > 0
 
 
-def _is_dense(value: Any) -> bool:
+def _is_dense(value: object) -> TypeGuard[Tensor]:
     return type(value) is Tensor and value.layout == torch.strided and value.is_cpu
 
 
@@ -418,9 +441,11 @@ def _joined(key: str, values: list[Any]) -> Column | None:
     return values if kinds <= {str, float} or all(map(_is_plain_list, values)) else None
 
 
-def _is_plain_list(value: Any) -> bool:
+def _is_plain_list(value: object) -> bool:
     """Return whether a value is a list of texts and numbers, which PyG does not look into."""
-    return type(value) is list and set(map(type, value)) <= {str, int, float}
+    if type(value) is not list:
+        return False
+    return set(map(type, value)) <= {str, int, float}
 
 
 def _joined_tensors(key: str, values: list[Tensor]) -> Column | None:
@@ -429,6 +454,7 @@ def _joined_tensors(key: str, values: list[Tensor]) -> Column | None:
     if not values[0].dim():
         are_scalars = all(_is_dense(value) and not value.dim() for value in values)
         return values if are_scalars and not is_shifted(key) else None
+
     try:
         column = torch.cat(values, axis_of(key))
     except RuntimeError:
@@ -456,7 +482,7 @@ def _sizes(key: str, values: list[Any]) -> tuple[int, ...]:
     return tuple([value.size(axis_of(key)) for value in values])
 
 
-def _gathered(column: Any, rows: np.ndarray, axis: int) -> Column:
+def _gathered(column: Column, rows: np.ndarray, axis: int) -> Column:
     if isinstance(column, list):
         return [column[row] for row in rows.tolist()]
     if axis and column.dtype == torch.int64:

@@ -2,12 +2,12 @@
 
 import copyreg
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Sized
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
-from torch.utils.data import DistributedSampler
+from torch.utils.data import Dataset, DistributedSampler
 from torch_geometric.data import Batch, Data
 from torch_geometric.data.data import BaseData
 from torch_geometric.loader import DataLoader as PyGDataLoader
@@ -18,10 +18,11 @@ from pyg_dynbatch.core.errors import describe_value, mismatch
 from pyg_dynbatch.core.movable import MovablePlan
 
 
-def check_tokens(owner: str, token: Any) -> None:
+def check_tokens(owner: str, token: object) -> None:
     """Check that tokens, if there are any, are whole numbers in one vector."""
-    is_vector = isinstance(token, Tensor) and token.dim() == 1
-    if token is not None and (not is_vector or token.is_floating_point()):
+    if token is None:
+        return
+    if not isinstance(token, Tensor) or token.dim() != 1 or token.is_floating_point():
         raise mismatch(
             ValueError,
             f"{owner}: token has an invalid shape or dtype",
@@ -31,7 +32,7 @@ def check_tokens(owner: str, token: Any) -> None:
         )
 
 
-def slices_of(batch: Any) -> Mapping[str, Tensor]:
+def slices_of(batch: object) -> Mapping[str, Tensor]:
     """Return where the rows of each example begin, per field; empty if PyG did not store them."""
     # Private in PyG, and the only copy of these numbers on the host.
     return getattr(batch, "_slice_dict", {})
@@ -53,15 +54,16 @@ def allow_batches(kind: type[Data]) -> None:
         ...     pass
         >>> allow_batches(MyTree)  # before saving, and again before loading elsewhere
     """
-    of_kind = type(empty_batch(kind))
+    batch_class = type(empty_batch(kind))
 
-    def reduced(batch: Any) -> Any:
-        if kind is Data and not any(isinstance(v, MovablePlan) for v in batch.stores[0].values()):
+    def reduced(batch: Batch) -> str | tuple[Any, ...]:
+        has_plan = any(isinstance(value, MovablePlan) for value in batch.stores[0].values())
+        if kind is Data and not has_plan:
             return batch.__reduce__()
         return empty_batch, (kind,), batch.__dict__.copy()
 
-    copyreg.pickle(of_kind, reduced)
-    torch.serialization.add_safe_globals([kind, empty_batch, of_kind])
+    copyreg.pickle(batch_class, reduced)
+    torch.serialization.add_safe_globals([kind, empty_batch, batch_class])
 
 
 class PlanningCollater(PyGCollater, ABC):
@@ -72,42 +74,35 @@ class PlanningCollater(PyGCollater, ABC):
     """Whether examples that look wrong are still to be warned of, which happens once."""
 
     def __init__(
-        self, dataset: Any, follow_batch: Sequence[str] | None, exclude_keys: Sequence[str] | None
+        self,
+        dataset: object,
+        follow_batch: Sequence[str] | None,
+        exclude_keys: Sequence[str] | None,
     ) -> None:
-        exclude_keys = exclude_keys and list(exclude_keys)
-        super().__init__(dataset, follow_batch and list(follow_batch), exclude_keys)
-        if self.needed in (exclude_keys or ()):
+        followed = None if follow_batch is None else list(follow_batch)
+        excluded = None if exclude_keys is None else list(exclude_keys)
+        super().__init__(dataset, followed, excluded)
+        if excluded is not None and self.needed in excluded:
             problem = f"{type(self).__name__}: exclude_keys holds what the plan is made from"
-            raise mismatch(ValueError, problem, f"{self.needed} to be kept", exclude_keys)
+            raise mismatch(ValueError, problem, f"{self.needed} to be kept", excluded)
 
     def __call__(self, batch: Sequence[Any] | BaseData) -> Any:
         """Merge a list of examples."""
         name = type(self).__name__
-        if isinstance(batch, BaseData):
-            hint = "in a loader, batch_size=1 or more, not None"
-            raise mismatch(
-                TypeError, f"{name}: got one example", "a list of examples", batch, hint=hint
-            )
-        if not len(batch):
-            raise mismatch(ValueError, f"{name}: the batch is empty", "at least one example", 0)
-        if isinstance(batch[0], BaseData) and not isinstance(batch[0], Data):
-            raise mismatch(
-                TypeError,
-                f"{name}: the examples are not Data",
-                "Data, with one kind of nodes",
-                type(batch[0]).__name__,
-                hint="to_homogeneous(), or PyG's own DataLoader",
-            )
+        examples = _checked_examples(name, batch)
         excluded = self.exclude_keys or ()
-        merged = _merged_columns(batch, excluded, self.follow_batch or ())
+        merged = _merged_columns(examples, excluded, self.follow_batch or ())
         if merged is None:
-            if not isinstance(batch[0], Data):
-                return super().__call__(list(batch))
-            fields = batch[0].stores[0].items()
+            first = examples[0]
+            if not isinstance(first, Data):
+                return super().__call__(list(examples))
+
+            fields = first.stores[0].items()
             plans = {key for key, value in fields if isinstance(value, MovablePlan)}
             excluded = plans.union(excluded)
-            _check_same_fields(batch, excluded, name)
-            merged = Batch.from_data_list(list(batch), self.follow_batch, list(excluded))
+            _check_same_fields(examples, excluded, name)
+            merged = Batch.from_data_list(list(examples), self.follow_batch, list(excluded))
+
         if self.needed in merged.stores[0]:
             self._attach(merged)
         elif self.needed == "edge_index" and "adj_t" in merged.stores[0]:
@@ -136,22 +131,44 @@ def _merged_columns(
     return None if columns is None else columns.merged(excluded, followed)
 
 
+def _checked_examples(name: str, batch: Sequence[Any] | BaseData) -> Sequence[Any]:
+    """Return a list of at least one example; raise an error for anything else."""
+    if isinstance(batch, BaseData):
+        hint = "in a loader, batch_size=1 or more, not None"
+        raise mismatch(
+            TypeError, f"{name}: got one example", "a list of examples", batch, hint=hint
+        )
+    if not len(batch):
+        raise mismatch(ValueError, f"{name}: the batch is empty", "at least one example", 0)
+    if isinstance(batch[0], BaseData) and not isinstance(batch[0], Data):
+        raise mismatch(
+            TypeError,
+            f"{name}: the examples are not Data",
+            "Data, with one kind of nodes",
+            type(batch[0]).__name__,
+            hint="to_homogeneous(), or PyG's own DataLoader",
+        )
+    return batch
+
+
 def _check_same_fields(examples: Sequence[Data], excluded: Collection[str], name: str) -> None:
     """Check that all examples have the same fields, with equal dtypes and widths."""
-    rows = [_fields_of(example, excluded) for example in examples]
-    for number, row in enumerate(rows):
-        if row.keys() != rows[0].keys():
-            raise _other_fields(rows[0].keys(), row.keys(), name, number)
-    for key, value in rows[0].items():
+    fields_by_example = [_fields_of(example, excluded) for example in examples]
+    first = fields_by_example[0]
+    for number, fields in enumerate(fields_by_example):
+        if fields.keys() != first.keys():
+            raise _other_fields(first.keys(), fields.keys(), name, number)
+
+    for key, value in first.items():
         axis = examples[0].__cat_dim__(key, value) if isinstance(value, Tensor) else None
-        forms = [_form(row[key], axis) for row in rows]
-        for number, form in enumerate(forms):
-            if form != forms[0]:
+        expected = _form(value, axis)
+        for number, fields in enumerate(fields_by_example):
+            if _form(fields[key], axis) != expected:
                 raise mismatch(
                     ValueError,
                     f"{name}: {key} has a different dtype or width than in the first example",
                     describe_value(value),
-                    describe_value(rows[number][key]),
+                    describe_value(fields[key]),
                     where=f"example {number} of the batch",
                 )
 
@@ -166,10 +183,10 @@ def _fields_of(example: Data, excluded: Collection[str]) -> dict[str, Any]:
 
 
 def _other_fields(
-    expected: Collection[str], found: Collection[str], name: str, number: int
+    expected: Collection[str], present: Collection[str], name: str, number: int
 ) -> ValueError:
-    missing = [f"no {key}" for key in sorted(set(expected).difference(found))]
-    further = [f"also {key}" for key in sorted(set(found).difference(expected))]
+    missing = [f"no {key}" for key in sorted(set(expected).difference(present))]
+    further = [f"also {key}" for key in sorted(set(present).difference(expected))]
     return mismatch(
         ValueError,
         f"{name}: an example has other fields than the first of its batch",
@@ -180,7 +197,7 @@ def _other_fields(
     )
 
 
-def _form(value: Any, axis: Any) -> tuple[Any, ...]:
+def _form(value: object, axis: int | tuple[int, ...] | None) -> tuple[object, ...]:
     """Return what must agree between examples: the dtype and the axes that are not joined."""
     if not isinstance(value, Tensor):
         return ()
@@ -202,7 +219,7 @@ class PlanningLoader(PyGDataLoader):
 
     def __init__(
         self,
-        dataset: Any,
+        dataset: Dataset[Any] | Sequence[Any],
         batch_size: int | None,
         shuffle: bool | None,
         collater: Callable[..., Any],
@@ -218,9 +235,10 @@ class PlanningLoader(PyGDataLoader):
                 got=collate_fn,
                 hint="torch.utils.data.DataLoader(dataset, collate_fn=…)",
             )
-        batch_sampler: Any = kwargs.get("batch_sampler")
+
+        batch_sampler = kwargs.get("batch_sampler")
         sizes = getattr(batch_sampler, "sizes", None)
-        if sizes is not None and hasattr(dataset, "__len__") and len(sizes) != len(dataset):
+        if sizes is not None and isinstance(dataset, Sized) and len(sizes) != len(dataset):
             raise mismatch(
                 ValueError,
                 f"{name}: the sizes of the batch sampler belong to a different data set",
@@ -228,10 +246,11 @@ class PlanningLoader(PyGDataLoader):
                 len(sizes),
                 hint="sizes=node_counts(dataset), or pair_counts(dataset) for molecules",
             )
+
         self.shuffle = shuffle
         super().__init__(dataset, batch_size, shuffle, **kwargs)
         self.collate_fn = collater if collate_fn is None else collate_fn
-        if hasattr(batch_sampler, "sampler"):
+        if batch_sampler is not None and hasattr(batch_sampler, "sampler"):
             # As with torch's own BatchSampler. Lightning replaces any that is not distributed.
             self.__dict__["sampler"] = batch_sampler.sampler
 

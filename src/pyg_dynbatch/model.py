@@ -2,7 +2,7 @@
 
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -108,7 +108,7 @@ class Model(nn.Module, ABC):
             deviation: Standard deviation over several models.
         """
 
-    def collater(self) -> Any:
+    def collater(self) -> Callable[..., Any]:
         """Return what merges examples to batches; by default that of the schema."""
         return self.schema.collater()
 
@@ -128,12 +128,13 @@ class Model(nn.Module, ABC):
 
     def parameter_groups(self) -> list[dict[str, Any]]:
         """Return the groups of parameters for the optimizer, with their own options if any."""
-        return [{"params": [each for each in self.parameters() if each.requires_grad]}]
+        learned = [weight for weight in self.parameters() if weight.requires_grad]
+        return [{"params": learned}]
 
     def draw(self, folder: Path, columns: Mapping[str, np.ndarray], dataset: Any) -> None:
         """Draw the predictions of a test into a folder; nothing by default."""
 
-    def predict(self, batch: Any) -> dict[str, Tensor]:
+    def predict(self, batch: object) -> dict[str, Tensor]:
         """Return the table of predictions of a batch, without gradients and dropout."""
         with evaluating(self):
             return self.columns(self.values(self(batch)), batch)
@@ -148,9 +149,13 @@ class Model(nn.Module, ABC):
                 problem = f"{type(self).__name__}: the argument {name!r} is not kept"
                 expected = f"self.{name} = {name} in the constructor"
                 raise mismatch(AttributeError, problem, expected) from error
-            value = value.as_dict() if hasattr(value, "as_dict") else value
+            if hasattr(value, "as_dict"):
+                value = value.as_dict()
             _check_plain(f"{type(self).__name__}: the argument {name!r}", value)
-            options |= value if parameter.kind is parameter.VAR_KEYWORD else {name: value}
+            if parameter.kind is parameter.VAR_KEYWORD:
+                options |= value
+            else:
+                options[name] = value
         return options
 
     def header(self) -> dict[str, Any]:
@@ -204,6 +209,7 @@ def check_same_model(model: Model, contents: Mapping[str, Any], where: object = 
     if theirs is None or theirs["model"] != ours["model"]:
         got = "one of another program" if theirs is None else f"one of {theirs['model']}"
         raise mismatch(ValueError, problem, f"a checkpoint of {ours['model']}", got, where=where)
+
     for name, (own, saved) in differences(ours["options"], theirs["options"]).items():
         if not name.endswith("dropout"):
             expected = f"{name}: {str(own):.80}"
@@ -212,30 +218,32 @@ def check_same_model(model: Model, contents: Mapping[str, Any], where: object = 
 
 def differences(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
     """Return all values in which two nested mappings differ, under names joined by points."""
-    found: dict[str, tuple[Any, Any]] = {}
+    pairs: dict[str, tuple[Any, Any]] = {}
     for name in {**ours, **theirs}:
         own = ours.get(name)
         other = theirs.get(name)
         if isinstance(own, Mapping) and isinstance(other, Mapping):
-            inner = differences(own, other)
-            found |= {f"{name}.{key}": pair for key, pair in inner.items()}
-        elif _plain(own) != _plain(other):
-            found[name] = (own, other)
-    return found
+            for key, pair in differences(own, other).items():
+                pairs[f"{name}.{key}"] = pair
+        elif _with_lists(own) != _with_lists(other):
+            pairs[name] = (own, other)
+    return pairs
 
 
-def _check_plain(owner: str, value: Any) -> None:
+def _check_plain(owner: str, value: object) -> None:
     """Raise an error for a value that a checkpoint cannot hold without code."""
-    if type(value) in (list, tuple, dict):
-        for part in value.values() if isinstance(value, dict) else value:
-            _check_plain(owner, part)
-    elif value is not None and type(value) not in (bool, int, float, str):
+    kind = type(value)
+    if isinstance(value, list | tuple | dict) and kind in (list, tuple, dict):
+        for item in value.values() if isinstance(value, dict) else value:
+            _check_plain(owner, item)
+    elif value is not None and kind not in (bool, int, float, str):
         expected = "numbers, texts, lists, dictionaries, or an object with as_dict()"
-        got = f"{type(value).__module__}.{type(value).__name__}"
+        got = f"{kind.__module__}.{kind.__name__}"
         raise mismatch(TypeError, f"{owner} cannot be kept in a checkpoint", expected, got)
 
 
-def _plain(value: Any) -> Any:
+def _with_lists(value: object) -> object:
+    """Return a list in place of a tuple: as options, both are equal."""
     return list(value) if isinstance(value, tuple) else value
 
 
@@ -250,17 +258,19 @@ def _weights_of(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 @contextmanager
 def evaluating(*modules: nn.Module) -> Iterator[None]:
     """Compute without gradients and dropout; the modes of all parts are restored."""
-    in_training = [part for module in modules for part in module.modules() if part.training]
+    in_training = [
+        submodule for module in modules for submodule in module.modules() if submodule.training
+    ]
     try:
         for module in modules:
             module.eval()
         with torch.inference_mode():
             yield
     finally:
-        for part in in_training:
-            part.training = True
+        for submodule in in_training:
+            submodule.training = True
 
 
-def joined_columns(parts: Sequence[Mapping[str, Any]]) -> Table:
+def joined_columns(tables: Sequence[Mapping[str, Any]]) -> Table:
     """Concatenate the columns of several batches."""
-    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+    return {name: np.concatenate([table[name] for table in tables]) for name in tables[0]}

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from functools import cache, partial
 from operator import itemgetter
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -28,11 +28,14 @@ from pyg_dynbatch.nn import RecursiveCell, RecursiveLayer
 
 TOLERANCE = 1e-10
 
+Module = TypeVar("Module", bound=nn.Module)
+Results = TypeVar("Results")
+
 Inputs = Mapping[Any, Any]
 Way = Callable[[Inputs], Any]
 
 
-def prepared(module: Any) -> Any:
+def prepared(module: Module) -> Module:
     """Copy a module into float64 and evaluation mode."""
     return deepcopy(module).double().eval()
 
@@ -42,21 +45,24 @@ def in_float64(part: Tensor) -> Tensor:
     return part.detach().double() if part.is_floating_point() else part
 
 
-def joined(results: Sequence[Any]) -> Any:
+def joined(results: Sequence[Results]) -> Results:
     """Concatenate the rows of results with the same structure."""
-    return tree_map(lambda *parts: torch.cat(parts), *results)
+    return tree_map(lambda *tensors: torch.cat(tensors), *results)
 
 
 def gradients_of(module: nn.Module, inputs: Inputs, run: Way) -> dict[str, Tensor]:
     """Compute the gradients of a fixed random weighting of all floating-point results."""
-    given = tree_map(lambda p: p.clone().requires_grad_(p.is_floating_point()), dict(inputs))
-    leaves = dict(module.named_parameters())
-    for key, rows in given.items():
-        leaves |= {f"input {key} {number}": part for number, part in enumerate(tree_leaves(rows))}
+    variables = tree_map(_variable, dict(inputs))
+    leaves: dict[str, Tensor] = dict(module.named_parameters())
+    for key, rows in variables.items():
+        for number, leaf in enumerate(tree_leaves(rows)):
+            leaves[f"input {key} {number}"] = leaf
     leaves = {name: leaf for name, leaf in leaves.items() if leaf.requires_grad}
-    results = run(given)
+
+    results = run(variables)
     if isinstance(results, Mapping):
         results = [results[name] for name in sorted(results)]
+
     # The zero has a gradient even if no result and no parameter has one.
     zero = torch.zeros((), dtype=torch.float64, requires_grad=True)
     loss = zero
@@ -64,24 +70,36 @@ def gradients_of(module: nn.Module, inputs: Inputs, run: Way) -> dict[str, Tenso
     for rows in filter(torch.is_floating_point, tree_leaves(results)):
         weight = torch.randn(rows.shape, generator=generator, dtype=torch.float64)
         loss = loss + (rows * weight.to(rows.device)).sum().to(loss.device)
-    _, *found = torch.autograd.grad(loss, [zero, *leaves.values()], materialize_grads=True)
-    return dict(zip(leaves, found, strict=True))
+    _, *gradients = torch.autograd.grad(loss, [zero, *leaves.values()], materialize_grads=True)
+    return dict(zip(leaves, gradients, strict=True))
 
 
-def assert_same(law: str, wanted: Any, found: Any, tolerance: float) -> None:
+def _variable(tensor: Tensor) -> Tensor:
+    """Copy a tensor; floating-point numbers get a gradient."""
+    return tensor.clone().requires_grad_(tensor.is_floating_point())
+
+
+def assert_same(law: str, expected: object, results: object, tolerance: float) -> None:
     """Assert that two nested containers of results are equal up to rounding."""
-    options: dict[str, Any] = {"rtol": tolerance, "atol": tolerance, "equal_nan": True}
     try:
-        torch.testing.assert_close(found, wanted, **options, check_device=False, check_dtype=False)
+        torch.testing.assert_close(
+            results,
+            expected,
+            rtol=tolerance,
+            atol=tolerance,
+            equal_nan=True,
+            check_device=False,
+            check_dtype=False,
+        )
     except AssertionError as error:
         raise AssertionError(f"Law {law!r} is broken.\n{error}") from None
 
 
-def _assert_agree(what: str, results: Mapping[str, Any], tolerance: float) -> None:
+def _assert_agree(name: str, results_of: Mapping[str, object], tolerance: float) -> None:
     """Compare the results of the first way to compute something with those of all others."""
-    (first, wanted), *others = results.items()
-    for way, found in others:
-        assert_same(f"{what}: {way} = {first}", wanted, found, tolerance)
+    (first_way, expected), *others = results_of.items()
+    for way, results in others:
+        assert_same(f"{name}: {way} = {first_way}", expected, results, tolerance)
 
 
 def _ways(engine: Engine, recordings: Sequence[Recording]) -> dict[str, Way]:
@@ -120,26 +138,29 @@ def recording_of_structure(signature: Signature, structure: Data) -> Recording:
     edges = zip(data.child_slot.tolist(), *data.edge_index.tolist(), strict=True)
     for slot, child, parent in sorted(edges):
         children[parent].append((slot, child))
+
     recording = Recording()
 
     @cache
-    def zeros(wanted: RowType | Ragged) -> Value:
-        rows = tree_map(lambda p: torch.zeros(p.shape, dtype=p.dtype), row_type_of(wanted))
-        return recording.constant(row_type_of(wanted), rows)
+    def zeros(argument: RowType | Ragged) -> Value:
+        row_type = row_type_of(argument)
+        rows = tree_map(lambda part: torch.zeros(part.shape, dtype=part.dtype), row_type)
+        return recording.constant(row_type, rows)
 
     states: dict[int, Value] = {}
     for node in depth_of(data.edge_index, num_nodes).argsort(stable=True).tolist():
         reads = data.has_input[node]
         x = recording.input(row_type_of(input_type), node) if reads else zeros(input_type)
-        if [type(wanted) for wanted in slot_types] == [Ragged]:
+        if [type(slot_type) for slot_type in slot_types] == [Ragged]:
             arguments: list[Any] = [[states[child] for _, child in children[node]]]
         else:
             child_at = dict(children[node])
             arguments = [
-                states[child_at[slot]] if slot in child_at else zeros(wanted)
-                for slot, wanted in enumerate(slot_types)
+                states[child_at[slot]] if slot in child_at else zeros(slot_type)
+                for slot, slot_type in enumerate(slot_types)
             ]
         states[node] = recording.call(signature, x, *arguments)
+
     recording.declare_inputs(row_type_of(input_type), num_nodes)
     for node in range(num_nodes):
         recording.output(states[node], "node")
@@ -246,16 +267,19 @@ def assert_order_is_free(
     examples = list(zip(recordings, _inputs_by_example(recordings, inputs), strict=True))
 
     def run(batch: Sequence[tuple[Recording, Inputs]]) -> dict[str, Any]:
-        given = {key: joined([share[key] for _, share in batch]) for key in inputs}
-        return engine(schedule_recordings([recording for recording, _ in batch]), given)
+        schedule = schedule_recordings([recording for recording, _ in batch])
+        batch_inputs = {key: joined([share[key] for _, share in batch]) for key in inputs}
+        return engine(schedule, batch_inputs)
 
     for law, batch in {"other examples": examples, "the order of examples": examples[::-1]}.items():
         with torch.no_grad():
             alone = [run([example]) for example in batch]
             together = run(batch)
-        names = dict.fromkeys(name for each in alone for name in each)
-        wanted = {name: joined([each[name] for each in alone if name in each]) for name in names}
-        assert_same(f"results do not depend on {law}", wanted, together, tolerance)
+        expected = {
+            name: joined([results[name] for results in alone if name in results])
+            for name in dict.fromkeys(name for results in alone for name in results)
+        }
+        assert_same(f"results do not depend on {law}", expected, together, tolerance)
 
 
 def _inputs_by_example(recordings: Sequence[Recording], inputs: Inputs) -> list[dict[Any, Any]]:
@@ -359,18 +383,18 @@ def assert_model_agrees(
         >>> assert_model_agrees(Heads(), trees, Collater())
     """
     model = prepared(model)
-    examples = [
+    converted = [
         example.clone().apply(in_float64) if callable(getattr(example, "apply", None)) else example
         for example in examples
     ]
 
-    def results_of(batch: list[Any]) -> Any:
+    def results_of(batch: list[Any]) -> object:
         results = model(collate(batch))
         return dict(results) if isinstance(results, Mapping) else results
 
     ways: dict[str, Way] = {
-        "each example alone": lambda _: joined([results_of([example]) for example in examples]),
-        "batch": lambda _: results_of(examples),
+        "each example alone": lambda _: joined([results_of([example]) for example in converted]),
+        "batch": lambda _: results_of(converted),
     }
     results = {way: (run({}), gradients_of(model, {}, run)) for way, run in ways.items()}
     _assert_agree("values and gradients", results, tolerance)
