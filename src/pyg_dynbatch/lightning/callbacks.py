@@ -22,26 +22,33 @@ class RandomState(Callback):
     def __init__(self) -> None:
         self._waiting: dict[str, Tensor] | None = None
 
-    def on_save_checkpoint(self, trainer: pl.Trainer, pl_module: Any, checkpoint: Any) -> None:
+    def on_save_checkpoint(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
         """Add the states of all ranks to the checkpoint."""
         states = {"cpu": torch.get_rng_state()}
         if pl_module.device.type == "cuda":
             states["cuda"] = torch.cuda.get_rng_state(pl_module.device)
-        if (generator := _loader_generator(trainer)) is not None:
+        generator = _loader_generator(trainer)
+        if generator is not None:
             states["loader"] = generator.get_state()
-        gathered = {name: _of_all_ranks(state, trainer) for name, state in states.items()}
-        checkpoint["random_state"] = gathered
+        checkpoint["random_state"] = {
+            name: _of_all_ranks(state, trainer) for name, state in states.items()
+        }
 
-    def on_load_checkpoint(self, trainer: pl.Trainer, pl_module: Any, checkpoint: Any) -> None:
+    def on_load_checkpoint(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
         """Keep the states until training starts."""
         self._waiting = checkpoint.get("random_state")
 
-    def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: Any) -> None:
+    def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Restore the states before the first resumed batch is loaded."""
         waiting = self._waiting
         self._waiting = None
         if waiting is None or len(waiting["cpu"]) != trainer.world_size:
             return
+
         # Copies: torch reads a state from the start of its storage, so a row would be misread.
         own = {name: states[trainer.global_rank].cpu().clone() for name, states in waiting.items()}
         torch.set_rng_state(own["cpu"])

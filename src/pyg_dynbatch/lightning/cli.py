@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from jsonargparse import lazy_instance  # type: ignore[attr-defined]
+from jsonargparse import Namespace, lazy_instance  # type: ignore[attr-defined]
 from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint, WeightAveraging
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
@@ -26,7 +26,9 @@ from pyg_dynbatch.models import Model  # with all models, which are then found b
 class _Parser(LightningArgumentParser):
     """Let ``null`` reach the options of a class."""
 
-    def parse_args(self, args: Any = None, namespace: Any = None, **options: Any) -> Any:  # type: ignore[override]
+    def parse_args(  # type: ignore[override]
+        self, args: list[str] | None = None, namespace: Namespace | None = None, **options: Any
+    ) -> Namespace | dict[str, Any]:
         """Parse options; jsonargparse passes ``null`` on to those of a class as the text None."""
         if "defaults" in options and args is not None:
             args = [f"{word[:-4]}null" if word.endswith("=None") else word for word in args]
@@ -91,8 +93,8 @@ class CLI(LightningCLI):
 
     def instantiate_trainer(self, **options: Any) -> Trainer:
         """Add a checkpoint of the best epoch and one of the last, unless the user chose others."""
-        given = self.config_init[self.subcommand].trainer.callbacks or []
-        callbacks = list(given) if isinstance(given, list) else [given]
+        chosen = self.config_init[self.subcommand].trainer.callbacks or []
+        callbacks = list(chosen) if isinstance(chosen, list) else [chosen]
         if self._adds_checkpoints(callbacks):
             model = self.model.model
             resumed = self.config[self.subcommand].ckpt_path if self.subcommand == "fit" else None
@@ -147,10 +149,10 @@ class CLI(LightningCLI):
             return
         # These would restore the weights that are not averaged, and test those.
         trainer.callbacks[:] = [
-            each for each in trainer.callbacks if not isinstance(each, WeightAveraging)
+            callback for callback in trainer.callbacks if not isinstance(callback, WeightAveraging)
         ]
         if "test" in self.datamodule.splits:
-            paths = [each.best_model_path for each in trainer.checkpoint_callbacks]
+            paths = [callback.best_model_path for callback in trainer.checkpoint_callbacks]
             best = next(filter(None, paths), None)  # that of the last epoch, if none was measured
             self.trainer.test(self.model, self.datamodule, ckpt_path=best)
         self._draw()

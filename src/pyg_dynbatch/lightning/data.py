@@ -2,12 +2,20 @@
 
 import os
 from abc import ABC, abstractmethod
-from typing import Any, Literal
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, Protocol
 
 import lightning.pytorch as pl
 import torch
 from lightning.pytorch.accelerators import CUDAAccelerator
-from torch.utils.data import DistributedSampler, RandomSampler, SequentialSampler
+from torch.utils.data import (
+    DataLoader,
+    DistributedSampler,
+    RandomSampler,
+    Sampler,
+    SequentialSampler,
+)
+from torch_geometric.data import Data
 
 from pyg_dynbatch.core.errors import checked_choice, checked_count, mismatch
 from pyg_dynbatch.loading import PlanningLoader
@@ -15,6 +23,14 @@ from pyg_dynbatch.model import differences
 from pyg_dynbatch.samplers import NodeBudgetBatchSampler, node_counts
 
 SplitName = Literal["train", "val", "test"]
+
+
+class Examples(Protocol):
+    """Examples by number, in a data set or a list."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, number: int, /) -> object: ...
 
 
 class DataModule(pl.LightningDataModule, ABC):
@@ -68,10 +84,12 @@ class DataModule(pl.LightningDataModule, ABC):
         """What a model needs to know about the data."""
         return self.dataset("train").schema
 
-    def collater(self) -> Any:
+    def collater(self) -> Callable[..., Any]:
         """Return what merges examples: that of the model under a Trainer, or of the schema."""
-        model: Any = getattr(getattr(self.trainer, "lightning_module", None), "model", None)
-        return model.collater() if hasattr(model, "collater") else self.schema.collater()
+        model = getattr(getattr(self.trainer, "lightning_module", None), "model", None)
+        if model is not None and hasattr(model, "collater"):
+            return model.collater()
+        return self.schema.collater()
 
     def prepare_data(self) -> None:
         """Process the data in one process, before others open them."""
@@ -95,32 +113,33 @@ class DataModule(pl.LightningDataModule, ABC):
 
     def _check_schema(self, split: SplitName) -> None:
         """Raise an error if a split was made in another way than the training split."""
-        ours: Any = getattr(self.dataset("train"), "schema", None)
-        theirs: Any = getattr(self.dataset(split), "schema", None)
-        if not (hasattr(ours, "as_dict") and hasattr(theirs, "as_dict")):
+        ours = _facts_of(self.dataset("train"))
+        theirs = _facts_of(self.dataset(split))
+        if ours is None or theirs is None:
             return
-        for name, (own, other) in differences(ours.as_dict(), theirs.as_dict()).items():
+        for name, (own, other) in differences(ours, theirs).items():
             problem = f"{type(self).__name__}: the {split} split has a different {name} than train"
             hint = "for trees, pass vocabulary= and num_classes= of the training file"
             raise mismatch(ValueError, problem, f"{own!s:.80}", f"{other!s:.80}", hint=hint)
 
-    def train_dataloader(self) -> Any:
+    def train_dataloader(self) -> DataLoader[Any]:
         """Return a loader that shuffles the training split, differently in every epoch."""
         return self._loader("train", shuffle=True)
 
-    def val_dataloader(self) -> Any:
+    def val_dataloader(self) -> DataLoader[Any]:
         """Return a loader of the validation split, in order."""
         return self._loader("val", shuffle=False)
 
-    def test_dataloader(self) -> Any:
+    def test_dataloader(self) -> DataLoader[Any]:
         """Return a loader of the test split, in order."""
         return self._loader("test", shuffle=False)
 
-    def _loader(self, split: SplitName, shuffle: bool) -> Any:
+    def _loader(self, split: SplitName, shuffle: bool) -> DataLoader[Any]:
         dataset = self.dataset(split)
         sampler = self._sampler(dataset, shuffle)
         collater = self.collater()
         options = self._loader_options()
+
         if self.max_size is not None:
             sizes = dataset.sizes if hasattr(dataset, "sizes") else node_counts(dataset)
             batches = NodeBudgetBatchSampler(sampler, sizes, self.max_size)
@@ -137,12 +156,13 @@ class DataModule(pl.LightningDataModule, ABC):
             # A budget of examples, as Lightning's own sampler would repeat some of them to make
             # the shares of the ranks equal.
             batches = NodeBudgetBatchSampler(sampler, [1] * len(dataset), self.batch_size)
+
         # All by name: Lightning rebuilds loaders with other samplers (overfit_batches).
         return PlanningLoader(
             dataset, batch_size=1, shuffle=None, collater=collater, batch_sampler=batches, **options
         )
 
-    def _sampler(self, dataset: Any, shuffle: bool) -> Any:
+    def _sampler(self, dataset: Any, shuffle: bool) -> Sampler[int]:
         """Return what decides the order of a split and the share of this rank."""
         if self.trainer is None:
             return RandomSampler(dataset) if shuffle else SequentialSampler(dataset)
@@ -185,14 +205,20 @@ class DataModule(pl.LightningDataModule, ABC):
         self._order_seed = state_dict["order_seed"]
 
     def transfer_batch_to_device(
-        self, batch: Any, device: torch.device, dataloader_idx: int
-    ) -> Any:
+        self, batch: Data, device: torch.device, dataloader_idx: int
+    ) -> Data:
         """Move a batch without waiting for the copy, which pinned memory makes asynchronous."""
         return batch.to(device, non_blocking=True)
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out the trainer, as Lightning's modules do."""
         return {**self.__dict__, "trainer": None}
+
+
+def _facts_of(dataset: object) -> Mapping[str, Any] | None:
+    """Return what the schema of a data set holds; None if it does not say."""
+    as_dict = getattr(getattr(dataset, "schema", None), "as_dict", None)
+    return None if as_dict is None else as_dict()
 
 
 class DatasetData(DataModule):
@@ -214,10 +240,16 @@ class DatasetData(DataModule):
     """
 
     def __init__(
-        self, train: Any, val: Any, test: Any = None, *, schema: Any = None, **loading: Any
+        self,
+        train: Examples,
+        val: Examples,
+        test: Examples | None = None,
+        *,
+        schema: object = None,
+        **loading: Any,
     ) -> None:
         super().__init__(**loading)
-        self._given = {"train": train, "val": val, "test": test}
+        self._examples = {"train": train, "val": val, "test": test}
         self._schema = schema
         if test is None:
             self.splits = ("train", "val")
@@ -229,4 +261,4 @@ class DatasetData(DataModule):
 
     def open(self, split: SplitName) -> Any:
         """Return one split."""
-        return self._given[split]
+        return self._examples[split]

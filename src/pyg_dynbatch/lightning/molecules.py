@@ -128,6 +128,7 @@ class MoleculeDataModule(DataModule):
         super().setup(stage)
         if stage != "fit":
             return
+
         counts = ", ".join(f"{len(self.dataset(split)):,} {split}" for split in self.splits)
         omitted = len(self.molecules) - sum(len(self.dataset(split)) for split in self.splits)
         unused = f", {omitted:,} in no part" if omitted else ""
@@ -144,13 +145,15 @@ class MoleculeDataModule(DataModule):
         train = self.dataset("train").targets
         for name, column in zip(self.molecules.target_names, train.T, strict=True):
             known = column[~np.isnan(column)]
-            if len(np.unique(known)) < 2:
-                got = f"{known[0]:g} in all {len(known)} molecules" if len(known) else "no target"
-                text = f"nothing can be learned from the target {name!r}: {got} of the training set"
-                if len(self.molecules.target_names) == 1:
-                    problem = f"{type(self).__name__}: {text}"
-                    raise mismatch(ValueError, problem, "two different values")
-                rank_zero_warn(text)
+            if len(np.unique(known)) >= 2:
+                continue
+            got = f"{known[0]:g} in all {len(known)} molecules" if len(known) else "no target"
+            text = f"nothing can be learned from the target {name!r}: {got} of the training set"
+            if len(self.molecules.target_names) == 1:
+                problem = f"{type(self).__name__}: {text}"
+                raise mismatch(ValueError, problem, "two different values")
+            rank_zero_warn(text)
+
         if np.isnan(self.dataset("val").targets).all():
             problem = f"{type(self).__name__}: no molecule of the validation split has a target"
             raise mismatch(ValueError, problem, "at least one", hint="other fractions of the split")
@@ -174,8 +177,8 @@ class MoleculeDataModule(DataModule):
             )
             hint = "for other molecules, pyg-dynbatch predict"
             raise mismatch(ValueError, problem, "the same file, in the same order", hint=hint)
-        numbers = {name: np.array(part, np.int64) for name, part in state_dict["split"].items()}
-        self.parts = Split(**numbers)
+        splits = state_dict["split"].items()
+        self.parts = Split(**{name: np.array(numbers, np.int64) for name, numbers in splits})
         self._opened = {}
 
 

@@ -3,15 +3,17 @@
 import math
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import lightning.pytorch as pl
 import torch
 from jaxtyping import Float, Int
 from lightning.pytorch.plugins.precision import DoublePrecision
+from lightning.pytorch.utilities.types import OptimizerLRSchedulerConfig
 from torch import Tensor, distributed
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
+from torch_geometric.data import Data
 
 from pyg_dynbatch.core.errors import checked_choice, mismatch
 from pyg_dynbatch.core.subnormals import flushed_subnormals
@@ -20,6 +22,7 @@ from pyg_dynbatch.model import HEADER, Loss, Model, Table, check_same_model, joi
 OptimizerCallable = Callable[[Iterable], Optimizer]
 Rate = Literal["constant", "cosine", "one_cycle"]
 Stage = Literal["train", "val", "test"]
+OfRank = TypeVar("OfRank")
 
 
 def _half_cosine(start: float, end: float, done: float) -> float:
@@ -96,18 +99,19 @@ class Task(pl.LightningModule):
             hint = "--model.sparse_embedding false"
             got = f"gradient_clip_val {self.trainer.gradient_clip_val}"
             raise mismatch(ValueError, problem, "no gradient_clip_val", got, hint=hint)
-        data: Any = getattr(self.trainer, "datamodule", None)
-        if stage == "fit" and hasattr(data, "dataset") and not self.model.is_started:
-            self.model.start_from(data.dataset("train"))
+
+        dataset_of = getattr(getattr(self.trainer, "datamodule", None), "dataset", None)
+        if stage == "fit" and dataset_of is not None and not self.model.is_started:
+            self.model.start_from(dataset_of("train"))
             self.model.is_started.fill_(True)
 
-    def forward(self, batch: Any) -> Tensor:
+    def forward(self, batch: Data) -> Tensor:
         """Run the model."""
         return self.model(batch)
 
     # Steps.
 
-    def training_step(self, batch: Any, batch_idx: int = 0) -> Float[Tensor, ""]:
+    def training_step(self, batch: Data, batch_idx: int = 0) -> Float[Tensor, ""]:
         """Return what is differentiated for a batch, see below, without a device sync."""
         with flushed_subnormals():
             loss, terms = self.model.loss(self.model(batch), batch)
@@ -119,15 +123,15 @@ class Task(pl.LightningModule):
         with flushed_subnormals():
             super().backward(loss, *args, **kwargs)
 
-    def validation_step(self, batch: Any, batch_idx: int = 0) -> None:
+    def validation_step(self, batch: Data, batch_idx: int = 0) -> None:
         """Keep the loss and the predictions of a batch."""
         self._evaluate(batch, "val")
 
-    def test_step(self, batch: Any, batch_idx: int = 0) -> None:
+    def test_step(self, batch: Data, batch_idx: int = 0) -> None:
         """Keep the loss and the predictions of a batch."""
         self._evaluate(batch, "test")
 
-    def _evaluate(self, batch: Any, stage: Stage) -> None:
+    def _evaluate(self, batch: Data, stage: Stage) -> None:
         output = self.model(batch)
         self._losses[stage].append(self.model.loss(output, batch))
         self._columns.append(self.model.columns(self.model.values(output), batch))
@@ -171,25 +175,26 @@ class Task(pl.LightningModule):
         self._log("test", {**self._mean_loss("test"), **self.model.metrics(self.test_table)})
 
     def _mean_loss(self, stage: Stage) -> dict[str, float]:
-        own = [(float(loss), int(terms)) for loss, terms in self._losses[stage]]
-        parts = [pair for part in self._of_all_ranks(own) for pair in part]
+        own_losses = [(float(loss), int(terms)) for loss, terms in self._losses[stage]]
         self._losses[stage] = []
-        total = sum(loss for loss, _ in parts)
-        count = sum(terms for _, terms in parts)
+        losses = [pair for of_rank in self._of_all_ranks(own_losses) for pair in of_rank]
+        total = sum(loss for loss, _ in losses)
+        count = sum(terms for _, terms in losses)
         return {"loss": total / count} if count else {}
 
     def _table(self) -> Table:
-        own = [
-            {name: value.cpu().numpy() for name, value in part.items()} for part in self._columns
+        own_tables = [
+            {name: value.cpu().numpy() for name, value in columns.items()}
+            for columns in self._columns
         ]
-        parts = [columns for part in self._of_all_ranks(own) for columns in part]
         self._columns = []
-        return joined_columns(parts) if parts else {}
+        tables = [table for of_rank in self._of_all_ranks(own_tables) for table in of_rank]
+        return joined_columns(tables) if tables else {}
 
-    def _of_all_ranks(self, own: Any) -> list[Any]:
+    def _of_all_ranks(self, own: OfRank) -> list[OfRank]:
         if self.trainer.world_size == 1:
             return [own]
-        gathered = [None] * self.trainer.world_size
+        gathered: list[Any] = [None] * self.trainer.world_size
         distributed.all_gather_object(gathered, own)
         return gathered
 
@@ -201,7 +206,7 @@ class Task(pl.LightningModule):
 
     # Optimizer.
 
-    def configure_optimizers(self) -> Any:
+    def configure_optimizers(self) -> Optimizer | OptimizerLRSchedulerConfig:
         """Build the optimizer and, unless the rate is constant, its schedule."""
         optimizer = self.optimizer(self.model.parameter_groups())
         if self.rate == "constant":
@@ -228,7 +233,7 @@ class Task(pl.LightningModule):
     # per_example   the examples of all ranks           at once; accumulated: before the step
 
     def _scaled(
-        self, loss: Float[Tensor, ""], terms: Int[Tensor, ""], batch: Any
+        self, loss: Float[Tensor, ""], terms: Int[Tensor, ""], batch: Data
     ) -> Float[Tensor, ""]:
         """Return the summed loss of a batch, scaled for the gradients above."""
         ranks = self.trainer.world_size
