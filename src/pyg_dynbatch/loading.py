@@ -18,54 +18,6 @@ from pyg_dynbatch.core.errors import describe_value, mismatch
 from pyg_dynbatch.core.movable import MovablePlan
 
 
-def check_tokens(owner: str, token: object) -> None:
-    """Check that tokens, if there are any, are whole numbers in one vector."""
-    if token is None:
-        return
-    if not isinstance(token, Tensor) or token.dim() != 1 or token.is_floating_point():
-        raise mismatch(
-            ValueError,
-            f"{owner}: token has an invalid shape or dtype",
-            "int64 tensor [node]",
-            describe_value(token),
-            hint="Vocabulary.rows numbers words; features belong into x",
-        )
-
-
-def slices_of(batch: object) -> Mapping[str, Tensor]:
-    """Return where the rows of each example begin, per field; empty if PyG did not store them."""
-    # Private in PyG, and the only copy of these numbers on the host.
-    return getattr(batch, "_slice_dict", {})
-
-
-def allow_batches(kind: type[Data]) -> None:
-    """Allow ``torch.load(..., weights_only=True)`` to read batches of your own ``Data`` class.
-
-    PyG pickles batches by an object that is called, which such a load never allows. The batches of
-    ``Data``, ``DynTreeData`` and ``MoleculeData`` are allowed already; those of ``Data`` without a
-    schedule keep PyG's own form, which needs PyG alone to be read.
-
-    Args:
-        kind: A subclass of ``Data``.
-
-    Example:
-        >>> from torch_geometric.data import Data
-        >>> class MyTree(Data):
-        ...     pass
-        >>> allow_batches(MyTree)  # before saving, and again before loading elsewhere
-    """
-    batch_class = type(empty_batch(kind))
-
-    def reduced(batch: Batch) -> str | tuple[Any, ...]:
-        has_plan = any(isinstance(value, MovablePlan) for value in batch.stores[0].values())
-        if kind is Data and not has_plan:
-            return batch.__reduce__()
-        return empty_batch, (kind,), batch.__dict__.copy()
-
-    copyreg.pickle(batch_class, reduced)
-    torch.serialization.add_safe_globals([kind, empty_batch, batch_class])
-
-
 class PlanningCollater(PyGCollater, ABC):
     """Merge examples, check that they have the same fields, and let a subclass attach its plan."""
 
@@ -117,6 +69,102 @@ class PlanningCollater(PyGCollater, ABC):
         """Set the plan of a batch."""
 
 
+class PlanningLoader(PyGDataLoader):
+    """PyG's loader with a collater of this package, in all else torch's ``DataLoader``.
+
+    Batches of a ``DistributedSampler`` are fetched at the first ``next``, since Lightning sets the
+    epoch after ``iter`` when it continues a run.
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset[Any] | Sequence[Any],
+        batch_size: int | None,
+        shuffle: bool | None,
+        collater: Callable[..., Any],
+        **kwargs: Any,
+    ) -> None:
+        name = type(self).__name__
+        # Lightning passes the collater on when it rebuilds a loader.
+        collate_fn = kwargs.pop("collate_fn", None)
+        if collate_fn is not None and type(collate_fn) is not type(collater):
+            raise mismatch(
+                TypeError,
+                f"{name}: collate_fn is given; this loader collates with {type(collater).__name__}",
+                got=collate_fn,
+                hint="torch.utils.data.DataLoader(dataset, collate_fn=…)",
+            )
+
+        batch_sampler = kwargs.get("batch_sampler")
+        sizes = getattr(batch_sampler, "sizes", None)
+        if sizes is not None and isinstance(dataset, Sized) and len(sizes) != len(dataset):
+            raise mismatch(
+                ValueError,
+                f"{name}: the sizes of the batch sampler belong to a different data set",
+                f"{len(dataset)} sizes, one per example",
+                len(sizes),
+                hint="sizes=node_counts(dataset), or pair_counts(dataset) for molecules",
+            )
+
+        self.shuffle = shuffle
+        super().__init__(dataset, batch_size, shuffle, **kwargs)
+        self.collate_fn = collater if collate_fn is None else collate_fn
+        if batch_sampler is not None and hasattr(batch_sampler, "sampler"):
+            # As with torch's own BatchSampler. Lightning replaces any that is not distributed.
+            self.__dict__["sampler"] = batch_sampler.sampler
+
+    def __iter__(self) -> Iterator[Any]:
+        if isinstance(self.sampler, DistributedSampler):
+            return self._fetched_at_first_next()
+        return self._pass()
+
+    def _fetched_at_first_next(self) -> Iterator[Any]:
+        yield from self._pass()
+
+    def _pass(self) -> Iterator[Any]:
+        batches = super().__iter__()
+        if self.num_workers and isinstance(self.collate_fn, PlanningCollater):
+            self.collate_fn.may_warn = False  # the workers of this pass have copies that may
+        return batches
+
+
+# Batches ------------------------------------------------------------------------------------------
+
+
+def allow_batches(kind: type[Data]) -> None:
+    """Allow ``torch.load(..., weights_only=True)`` to read batches of your own ``Data`` class.
+
+    PyG pickles batches by an object that is called, which such a load never allows. The batches of
+    ``Data``, ``DynTreeData`` and ``MoleculeData`` are allowed already; those of ``Data`` without a
+    schedule keep PyG's own form, which needs PyG alone to be read.
+
+    Args:
+        kind: A subclass of ``Data``.
+
+    Example:
+        >>> from torch_geometric.data import Data
+        >>> class MyTree(Data):
+        ...     pass
+        >>> allow_batches(MyTree)  # before saving, and again before loading elsewhere
+    """
+    batch_class = type(empty_batch(kind))
+
+    def reduced(batch: Batch) -> str | tuple[Any, ...]:
+        has_plan = any(isinstance(value, MovablePlan) for value in batch.stores[0].values())
+        if kind is Data and not has_plan:
+            return batch.__reduce__()
+        return empty_batch, (kind,), batch.__dict__.copy()
+
+    copyreg.pickle(batch_class, reduced)
+    torch.serialization.add_safe_globals([kind, empty_batch, batch_class])
+
+
+def slices_of(batch: object) -> Mapping[str, Tensor]:
+    """Return where the rows of each example begin, per field; empty if PyG did not store them."""
+    # Private in PyG, and the only copy of these numbers on the host.
+    return getattr(batch, "_slice_dict", {})
+
+
 def _merged_columns(
     batch: Sequence[Any], excluded: Collection[str], followed: Collection[str]
 ) -> Batch | None:
@@ -129,6 +177,23 @@ def _merged_columns(
             return merged
     columns = Columns.of(batch, excluded)
     return None if columns is None else columns.merged(excluded, followed)
+
+
+# Checks -------------------------------------------------------------------------------------------
+
+
+def check_tokens(owner: str, token: object) -> None:
+    """Check that tokens, if there are any, are whole numbers in one vector."""
+    if token is None:
+        return
+    if not isinstance(token, Tensor) or token.dim() != 1 or token.is_floating_point():
+        raise mismatch(
+            ValueError,
+            f"{owner}: token has an invalid shape or dtype",
+            "int64 tensor [node]",
+            describe_value(token),
+            hint="Vocabulary.rows numbers words; features belong into x",
+        )
 
 
 def _checked_examples(name: str, batch: Sequence[Any] | BaseData) -> Sequence[Any]:
@@ -208,62 +273,3 @@ def _form(value: object, axis: int | tuple[int, ...] | None) -> tuple[object, ..
         return value.dtype, shape
     axis %= len(shape)
     return value.dtype, shape[:axis], shape[axis + 1 :]
-
-
-class PlanningLoader(PyGDataLoader):
-    """PyG's loader with a collater of this package, in all else torch's ``DataLoader``.
-
-    Batches of a ``DistributedSampler`` are fetched at the first ``next``, since Lightning sets the
-    epoch after ``iter`` when it continues a run.
-    """
-
-    def __init__(
-        self,
-        dataset: Dataset[Any] | Sequence[Any],
-        batch_size: int | None,
-        shuffle: bool | None,
-        collater: Callable[..., Any],
-        **kwargs: Any,
-    ) -> None:
-        name = type(self).__name__
-        # Lightning passes the collater on when it rebuilds a loader.
-        collate_fn = kwargs.pop("collate_fn", None)
-        if collate_fn is not None and type(collate_fn) is not type(collater):
-            raise mismatch(
-                TypeError,
-                f"{name}: collate_fn is given; this loader collates with {type(collater).__name__}",
-                got=collate_fn,
-                hint="torch.utils.data.DataLoader(dataset, collate_fn=…)",
-            )
-
-        batch_sampler = kwargs.get("batch_sampler")
-        sizes = getattr(batch_sampler, "sizes", None)
-        if sizes is not None and isinstance(dataset, Sized) and len(sizes) != len(dataset):
-            raise mismatch(
-                ValueError,
-                f"{name}: the sizes of the batch sampler belong to a different data set",
-                f"{len(dataset)} sizes, one per example",
-                len(sizes),
-                hint="sizes=node_counts(dataset), or pair_counts(dataset) for molecules",
-            )
-
-        self.shuffle = shuffle
-        super().__init__(dataset, batch_size, shuffle, **kwargs)
-        self.collate_fn = collater if collate_fn is None else collate_fn
-        if batch_sampler is not None and hasattr(batch_sampler, "sampler"):
-            # As with torch's own BatchSampler. Lightning replaces any that is not distributed.
-            self.__dict__["sampler"] = batch_sampler.sampler
-
-    def __iter__(self) -> Iterator[Any]:
-        if isinstance(self.sampler, DistributedSampler):
-            return self._fetched_at_first_next()
-        return self._pass()
-
-    def _fetched_at_first_next(self) -> Iterator[Any]:
-        yield from self._pass()
-
-    def _pass(self) -> Iterator[Any]:
-        batches = super().__iter__()
-        if self.num_workers and isinstance(self.collate_fn, PlanningCollater):
-            self.collate_fn.may_warn = False  # the workers of this pass have copies that may
-        return batches

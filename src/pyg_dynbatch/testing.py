@@ -26,6 +26,11 @@ from pyg_dynbatch.core.structure import depth_of, slots_of
 from pyg_dynbatch.core.types import RowType, TensorType, parts_of
 from pyg_dynbatch.nn import RecursiveCell, RecursiveLayer
 
+__all__ = [
+    "assert_batching_agrees", "assert_cell_agrees", "assert_gradients_agree",
+    "assert_model_agrees", "assert_order_is_free", "recording_of_structure",
+]  # fmt: skip
+
 TOLERANCE = 1e-10
 
 Module = TypeVar("Module", bound=nn.Module)
@@ -33,146 +38,6 @@ Results = TypeVar("Results")
 
 Inputs = Mapping[Any, Any]
 Way = Callable[[Inputs], Any]
-
-
-def prepared(module: Module) -> Module:
-    """Copy a module into float64 and evaluation mode."""
-    return deepcopy(module).double().eval()
-
-
-def in_float64(part: Tensor) -> Tensor:
-    """Convert floating-point numbers to float64."""
-    return part.detach().double() if part.is_floating_point() else part
-
-
-def joined(results: Sequence[Results]) -> Results:
-    """Concatenate the rows of results with the same structure."""
-    return tree_map(lambda *tensors: torch.cat(tensors), *results)
-
-
-def gradients_of(module: nn.Module, inputs: Inputs, run: Way) -> dict[str, Tensor]:
-    """Compute the gradients of a fixed random weighting of all floating-point results."""
-    variables = tree_map(_variable, dict(inputs))
-    leaves: dict[str, Tensor] = dict(module.named_parameters())
-    for key, rows in variables.items():
-        for number, leaf in enumerate(tree_leaves(rows)):
-            leaves[f"input {key} {number}"] = leaf
-    leaves = {name: leaf for name, leaf in leaves.items() if leaf.requires_grad}
-
-    results = run(variables)
-    if isinstance(results, Mapping):
-        results = [results[name] for name in sorted(results)]
-
-    # The zero has a gradient even if no result and no parameter has one.
-    zero = torch.zeros((), dtype=torch.float64, requires_grad=True)
-    loss = zero
-    generator = torch.Generator().manual_seed(0)
-    for rows in filter(torch.is_floating_point, tree_leaves(results)):
-        weight = torch.randn(rows.shape, generator=generator, dtype=torch.float64)
-        loss = loss + (rows * weight.to(rows.device)).sum().to(loss.device)
-    _, *gradients = torch.autograd.grad(loss, [zero, *leaves.values()], materialize_grads=True)
-    return dict(zip(leaves, gradients, strict=True))
-
-
-def _variable(tensor: Tensor) -> Tensor:
-    """Copy a tensor; floating-point numbers get a gradient."""
-    return tensor.clone().requires_grad_(tensor.is_floating_point())
-
-
-def assert_same(law: str, expected: object, results: object, tolerance: float) -> None:
-    """Assert that two nested containers of results are equal up to rounding."""
-    try:
-        torch.testing.assert_close(
-            results,
-            expected,
-            rtol=tolerance,
-            atol=tolerance,
-            equal_nan=True,
-            check_device=False,
-            check_dtype=False,
-        )
-    except AssertionError as error:
-        raise AssertionError(f"Law {law!r} is broken.\n{error}") from None
-
-
-def _assert_agree(name: str, results_of: Mapping[str, object], tolerance: float) -> None:
-    """Compare the results of the first way to compute something with those of all others."""
-    (first_way, expected), *others = results_of.items()
-    for way, results in others:
-        assert_same(f"{name}: {way} = {first_way}", expected, results, tolerance)
-
-
-def _ways(engine: Engine, recordings: Sequence[Recording]) -> dict[str, Way]:
-    """Return all ways to run recordings, the reference first."""
-    ways: dict[str, Way] = {"one by one": partial(run_one_by_one, engine, recordings)}
-    for policy in ("depth", "agenda"):
-        schedule = schedule_recordings(recordings, policy)
-        ways[f"batched ({policy})"] = partial(engine, schedule)
-    return ways
-
-
-def recording_of_structure(signature: Signature, structure: Data) -> Recording:
-    """Record a tree, forest or acyclic graph as a recording, node by node.
-
-    Args:
-        signature: First the input, then one :class:`Ragged` for all children, or one argument per
-            child slot.
-        structure: The ``edge_index`` from child to parent and ``num_nodes``, optionally the
-            ``child_slot`` of each edge (by default in the order of the edges) and ``has_input``,
-            the nodes that read an input row (by default all). Node n reads input row n.
-
-    Returns:
-        The recording; its output ``"node"`` lists all nodes in node order.
-
-    Example:
-        >>> row = TensorType((2,))
-        >>> node = Signature("node", (row, Ragged(row)), (row,))
-        >>> tree = Data(edge_index=torch.tensor([[0, 1], [2, 2]]), num_nodes=3)
-        >>> recording_of_structure(node, tree).depth
-        2
-    """
-    input_type, *slot_types = signature.inputs
-    data = _with_defaults(structure)
-    num_nodes = data.num_nodes
-    children: list[list[tuple[int, int]]] = [[] for _ in range(num_nodes)]
-    edges = zip(data.child_slot.tolist(), *data.edge_index.tolist(), strict=True)
-    for slot, child, parent in sorted(edges):
-        children[parent].append((slot, child))
-
-    recording = Recording()
-
-    @cache
-    def zeros(argument: RowType | Ragged) -> Value:
-        row_type = row_type_of(argument)
-        rows = tree_map(lambda part: torch.zeros(part.shape, dtype=part.dtype), row_type)
-        return recording.constant(row_type, rows)
-
-    states: dict[int, Value] = {}
-    for node in depth_of(data.edge_index, num_nodes).argsort(stable=True).tolist():
-        reads = data.has_input[node]
-        x = recording.input(row_type_of(input_type), node) if reads else zeros(input_type)
-        if [type(slot_type) for slot_type in slot_types] == [Ragged]:
-            arguments: list[Any] = [[states[child] for _, child in children[node]]]
-        else:
-            child_at = dict(children[node])
-            arguments = [
-                states[child_at[slot]] if slot in child_at else zeros(slot_type)
-                for slot, slot_type in enumerate(slot_types)
-            ]
-        states[node] = recording.call(signature, x, *arguments)
-
-    recording.declare_inputs(row_type_of(input_type), num_nodes)
-    for node in range(num_nodes):
-        recording.output(states[node], "node")
-    return recording
-
-
-def _with_defaults(structure: Data) -> Data:
-    edges = structure.edge_index
-    nodes = structure.num_nodes
-    fields = {"child_slot": slots_of(edges, nodes), "has_input": torch.full((nodes,), True)}
-    fields |= {name: structure[name] for name in fields if name in structure}
-    return Data(edge_index=edges, num_nodes=nodes, **fields)
 
 
 def assert_batching_agrees(
@@ -282,24 +147,6 @@ def assert_order_is_free(
         assert_same(f"results do not depend on {law}", expected, together, tolerance)
 
 
-def _inputs_by_example(recordings: Sequence[Recording], inputs: Inputs) -> list[dict[Any, Any]]:
-    """Split the input rows of a batch into those of its examples."""
-    used = dict.fromkeys(inputs, 0)
-    shares = []
-    for recording in recordings:
-        counts = {
-            row_type if row_type in inputs else parts_of(row_type)[0].tag: rows
-            for row_type, rows in recording.num_inputs.items()
-        }
-        share = {}
-        for key, rows in inputs.items():
-            first = used[key]
-            used[key] += counts.get(key, 0)
-            share[key] = tree_map(itemgetter(slice(first, used[key])), rows)
-        shares.append(share)
-    return shares
-
-
 def assert_cell_agrees(
     cell: RecursiveCell, structures: Sequence[Data], *, tolerance: float = TOLERANCE
 ) -> None:
@@ -400,7 +247,165 @@ def assert_model_agrees(
     _assert_agree("values and gradients", results, tolerance)
 
 
-__all__ = [
-    "assert_batching_agrees", "assert_cell_agrees", "assert_gradients_agree",
-    "assert_model_agrees", "assert_order_is_free", "recording_of_structure",
-]  # fmt: skip
+# Structures as recordings -------------------------------------------------------------------------
+
+
+def recording_of_structure(signature: Signature, structure: Data) -> Recording:
+    """Record a tree, forest or acyclic graph as a recording, node by node.
+
+    Args:
+        signature: First the input, then one :class:`Ragged` for all children, or one argument per
+            child slot.
+        structure: The ``edge_index`` from child to parent and ``num_nodes``, optionally the
+            ``child_slot`` of each edge (by default in the order of the edges) and ``has_input``,
+            the nodes that read an input row (by default all). Node n reads input row n.
+
+    Returns:
+        The recording; its output ``"node"`` lists all nodes in node order.
+
+    Example:
+        >>> row = TensorType((2,))
+        >>> node = Signature("node", (row, Ragged(row)), (row,))
+        >>> tree = Data(edge_index=torch.tensor([[0, 1], [2, 2]]), num_nodes=3)
+        >>> recording_of_structure(node, tree).depth
+        2
+    """
+    input_type, *slot_types = signature.inputs
+    data = _with_defaults(structure)
+    num_nodes = data.num_nodes
+    children: list[list[tuple[int, int]]] = [[] for _ in range(num_nodes)]
+    edges = zip(data.child_slot.tolist(), *data.edge_index.tolist(), strict=True)
+    for slot, child, parent in sorted(edges):
+        children[parent].append((slot, child))
+
+    recording = Recording()
+
+    @cache
+    def zeros(argument: RowType | Ragged) -> Value:
+        row_type = row_type_of(argument)
+        rows = tree_map(lambda part: torch.zeros(part.shape, dtype=part.dtype), row_type)
+        return recording.constant(row_type, rows)
+
+    states: dict[int, Value] = {}
+    for node in depth_of(data.edge_index, num_nodes).argsort(stable=True).tolist():
+        reads = data.has_input[node]
+        x = recording.input(row_type_of(input_type), node) if reads else zeros(input_type)
+        if [type(slot_type) for slot_type in slot_types] == [Ragged]:
+            arguments: list[Any] = [[states[child] for _, child in children[node]]]
+        else:
+            child_at = dict(children[node])
+            arguments = [
+                states[child_at[slot]] if slot in child_at else zeros(slot_type)
+                for slot, slot_type in enumerate(slot_types)
+            ]
+        states[node] = recording.call(signature, x, *arguments)
+
+    recording.declare_inputs(row_type_of(input_type), num_nodes)
+    for node in range(num_nodes):
+        recording.output(states[node], "node")
+    return recording
+
+
+def _with_defaults(structure: Data) -> Data:
+    edges = structure.edge_index
+    nodes = structure.num_nodes
+    fields = {"child_slot": slots_of(edges, nodes), "has_input": torch.full((nodes,), True)}
+    fields |= {name: structure[name] for name in fields if name in structure}
+    return Data(edge_index=edges, num_nodes=nodes, **fields)
+
+
+# Ways to run, and their results -------------------------------------------------------------------
+
+
+def prepared(module: Module) -> Module:
+    """Copy a module into float64 and evaluation mode."""
+    return deepcopy(module).double().eval()
+
+
+def in_float64(part: Tensor) -> Tensor:
+    """Convert floating-point numbers to float64."""
+    return part.detach().double() if part.is_floating_point() else part
+
+
+def joined(results: Sequence[Results]) -> Results:
+    """Concatenate the rows of results with the same structure."""
+    return tree_map(lambda *tensors: torch.cat(tensors), *results)
+
+
+def gradients_of(module: nn.Module, inputs: Inputs, run: Way) -> dict[str, Tensor]:
+    """Compute the gradients of a fixed random weighting of all floating-point results."""
+    variables = tree_map(_variable, dict(inputs))
+    leaves: dict[str, Tensor] = dict(module.named_parameters())
+    for key, rows in variables.items():
+        for number, leaf in enumerate(tree_leaves(rows)):
+            leaves[f"input {key} {number}"] = leaf
+    leaves = {name: leaf for name, leaf in leaves.items() if leaf.requires_grad}
+
+    results = run(variables)
+    if isinstance(results, Mapping):
+        results = [results[name] for name in sorted(results)]
+
+    # The zero has a gradient even if no result and no parameter has one.
+    zero = torch.zeros((), dtype=torch.float64, requires_grad=True)
+    loss = zero
+    generator = torch.Generator().manual_seed(0)
+    for rows in filter(torch.is_floating_point, tree_leaves(results)):
+        weight = torch.randn(rows.shape, generator=generator, dtype=torch.float64)
+        loss = loss + (rows * weight.to(rows.device)).sum().to(loss.device)
+    _, *gradients = torch.autograd.grad(loss, [zero, *leaves.values()], materialize_grads=True)
+    return dict(zip(leaves, gradients, strict=True))
+
+
+def _variable(tensor: Tensor) -> Tensor:
+    """Copy a tensor; floating-point numbers get a gradient."""
+    return tensor.clone().requires_grad_(tensor.is_floating_point())
+
+
+def assert_same(law: str, expected: object, results: object, tolerance: float) -> None:
+    """Assert that two nested containers of results are equal up to rounding."""
+    try:
+        torch.testing.assert_close(
+            results,
+            expected,
+            rtol=tolerance,
+            atol=tolerance,
+            equal_nan=True,
+            check_device=False,
+            check_dtype=False,
+        )
+    except AssertionError as error:
+        raise AssertionError(f"Law {law!r} is broken.\n{error}") from None
+
+
+def _assert_agree(name: str, results_of: Mapping[str, object], tolerance: float) -> None:
+    """Compare the results of the first way to compute something with those of all others."""
+    (first_way, expected), *others = results_of.items()
+    for way, results in others:
+        assert_same(f"{name}: {way} = {first_way}", expected, results, tolerance)
+
+
+def _ways(engine: Engine, recordings: Sequence[Recording]) -> dict[str, Way]:
+    """Return all ways to run recordings, the reference first."""
+    ways: dict[str, Way] = {"one by one": partial(run_one_by_one, engine, recordings)}
+    for policy in ("depth", "agenda"):
+        schedule = schedule_recordings(recordings, policy)
+        ways[f"batched ({policy})"] = partial(engine, schedule)
+    return ways
+
+
+def _inputs_by_example(recordings: Sequence[Recording], inputs: Inputs) -> list[dict[Any, Any]]:
+    """Split the input rows of a batch into those of its examples."""
+    used = dict.fromkeys(inputs, 0)
+    shares = []
+    for recording in recordings:
+        counts = {
+            row_type if row_type in inputs else parts_of(row_type)[0].tag: rows
+            for row_type, rows in recording.num_inputs.items()
+        }
+        share = {}
+        for key, rows in inputs.items():
+            first = used[key]
+            used[key] += counts.get(key, 0)
+            share[key] = tree_map(itemgetter(slice(first, used[key])), rows)
+        shares.append(share)
+    return shares

@@ -3,7 +3,7 @@
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import lightning.pytorch as pl
 import torch
@@ -25,6 +25,7 @@ from pyg_dynbatch.samplers import NodeBudgetBatchSampler, node_counts
 SplitName = Literal["train", "val", "test"]
 
 
+@runtime_checkable
 class Examples(Protocol):
     """Examples by number, in a data set or a list."""
 

@@ -33,7 +33,9 @@ PairSet = Literal["all", "connected", "bonds"] | int
 class MoleculeDataModule(DataModule):
     """Base of data modules of molecules, which are split here.
 
-    A checkpoint holds the split, so that it is never tested on the molecules it was trained on.
+    ``load`` returns all molecules, ``parts`` the numbers of those in every split, and ``open`` one
+    split. A checkpoint holds the split, so that it is never tested on the molecules it was trained
+    on.
 
     Args:
         split: How the molecules are split.

@@ -25,25 +25,6 @@ Stage = Literal["train", "val", "test"]
 OfRank = TypeVar("OfRank")
 
 
-def _half_cosine(start: float, end: float, done: float) -> float:
-    return end + (start - end) * 0.5 * (1.0 + math.cos(math.pi * min(1.0, done)))
-
-
-def _cosine(steps: int, step: int) -> float:
-    return _half_cosine(1.0, 0.0, step / steps)
-
-
-def _one_cycle(steps: int, step: int) -> float:
-    done = step / steps
-    if done < _RISE:
-        return _half_cosine(1 / 25, 1.0, done / _RISE)
-    return _half_cosine(1.0, 0.0, (done - _RISE) / (1.0 - _RISE))
-
-
-_RISE = 0.3
-_FACTORS = {"cosine": _cosine, "one_cycle": _one_cycle}
-
-
 class Task(pl.LightningModule):
     """Train a :class:`~pyg_dynbatch.models.Model`.
 
@@ -275,3 +256,25 @@ class Task(pl.LightningModule):
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Raise an error if the checkpoint belongs to a model with other options."""
         check_same_model(self.model, checkpoint)
+
+
+# Factors on the rate ------------------------------------------------------------------------------
+
+
+def _half_cosine(start: float, end: float, done: float) -> float:
+    return end + (start - end) * 0.5 * (1.0 + math.cos(math.pi * min(1.0, done)))
+
+
+def _cosine(steps: int, step: int) -> float:
+    return _half_cosine(1.0, 0.0, step / steps)
+
+
+def _one_cycle(steps: int, step: int) -> float:
+    done = step / steps
+    if done < _RISE:
+        return _half_cosine(1 / 25, 1.0, done / _RISE)
+    return _half_cosine(1.0, 0.0, (done - _RISE) / (1.0 - _RISE))
+
+
+_RISE = 0.3
+_FACTORS = {"cosine": _cosine, "one_cycle": _one_cycle}
