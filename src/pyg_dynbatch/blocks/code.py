@@ -301,7 +301,7 @@ class Code:
         self.path = "Root"
         # For the value of a zip, what to loop over instead.
         self.zipped: dict[str, list[ZippedItem]] = {}
-        self._indent = 2
+        self._indent = 1  # the function is inside of ``begin``
         self._names = 0
         self._last_constant = RecordedConstant("", site=0, num_lines=0)
 
@@ -309,12 +309,10 @@ class Code:
         """Write the whole function: ``def f(x): … yield None, body(x)``."""
         value = self.new(input_type, "x")
         parameter = value if isinstance(value, str) else "x_"
-        self._indent = 1
-        self.line(f"def {self.function}({parameter}):")
-        self._indent = 2
-        if parameter == "x_":
-            self.line(f"{packed(value)} = x_")
-        self.line(f"yield None, {packed(body(value))}")
+        with self.inside(f"def {self.function}({parameter}):"):
+            if parameter == "x_":
+                self.line(f"{packed(value)} = x_")
+            self.line(f"yield None, {packed(body(value))}")
 
     def emit(self, block: Block, value: Expression) -> Expression:
         """Write what a block computes, and return its output value."""
