@@ -322,9 +322,9 @@ def prepared(module: Module) -> Module:
     return deepcopy(module).double().eval()
 
 
-def in_float64(part: Tensor) -> Tensor:
+def in_float64(tensor: Tensor) -> Tensor:
     """Convert floating-point numbers to float64."""
-    return part.detach().double() if part.is_floating_point() else part
+    return tensor.detach().double() if tensor.is_floating_point() else tensor
 
 
 def joined(results: Sequence[Results]) -> Results:
