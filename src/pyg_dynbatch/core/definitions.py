@@ -9,6 +9,7 @@ from itertools import chain
 from typing import Any, cast
 
 import numpy as np
+from numpy.typing import NDArray
 
 from pyg_dynbatch.core.operation import Ragged, Signature, row_type_of
 from pyg_dynbatch.core.policy import Policy, order_calls
@@ -24,14 +25,18 @@ from pyg_dynbatch.core.recording import (
 )
 from pyg_dynbatch.core.types import RowType
 
+Int32Array = NDArray[np.int32]
+Int64Array = NDArray[np.int64]
+
 INVALID = -2
 """What functions that check records return for invalid ones."""
 
 
 def check(
-    *, sites: Sites, code: Any, ends: Any, examples: int, first_site: Any, last_site: Any,
-    num_inputs: Any, constants: Any, last_constant: Any, outputs: Any, output_example: Any,
-    begins: Any, type: Any, **sizes: int,
+    *, sites: Sites, code: Int32Array, ends: Int64Array, examples: int, first_site: Int64Array,
+    last_site: Int64Array, num_inputs: Int64Array, constants: Int64Array,
+    last_constant: Int64Array, outputs: Int32Array, output_example: Int64Array,
+    begins: Int32Array, type: Int32Array, **sizes: int,
 ) -> int:  # fmt: skip
     """Check records, and list where they begin."""
     type[:] = -1
@@ -116,8 +121,8 @@ def _check_arguments(
 
 
 def move(
-    *, sites: Sites, code: Any, ends: Any, examples: int, base: int, first_site: Any,
-    first_input: Any, types: int,
+    *, sites: Sites, code: Int32Array, ends: Int64Array, examples: int, base: int,
+    first_site: Int64Array, first_input: Int64Array, types: int,
 ) -> int:  # fmt: skip
     """Renumber the records of examples that have been copied one after another.
 
@@ -145,14 +150,16 @@ def move(
     return records
 
 
-def scan(*, sites: Sites, code: Any, first: int, size: int, begins: Any) -> int:
+def scan(*, sites: Sites, code: Int32Array, first: int, size: int, begins: Int32Array) -> int:
     """List where records begin."""
     places = [record.begin for record in records_of(sites, code[:size], first)]
     begins[: len(places)] = places
     return len(places)
 
 
-def distinct(*, rows: Any, count: int, width: int, number: Any, first: Any) -> int:
+def distinct(
+    *, rows: NDArray[np.uint8], count: int, width: int, number: Int32Array, first: Int32Array
+) -> int:
     """Number the different ones of rows of bytes in the order in which they appear."""
     numbers: dict[bytes, int] = {}
     for place, row in enumerate(rows.reshape(count, width)):
@@ -164,9 +171,11 @@ def distinct(*, rows: Any, count: int, width: int, number: Any, first: Any) -> i
 
 
 def merge(
-    *, sites: Sites, code: Any, begins: Any, outputs: Any, merge_equal: int, first_constant: Any,
-    constant: Any, constant_row: Any, first_input: Any, value: Any, row: Any, call: Any, owner: Any,
-    begin: Any, first_read: Any, read: Any, counts: Any, **sizes: int,
+    *, sites: Sites, code: Int32Array, begins: Int32Array, outputs: Int32Array, merge_equal: int,
+    first_constant: Int64Array, constant: Int32Array, constant_row: Int32Array,
+    first_input: Int64Array, value: Int32Array, row: Int32Array, call: Int32Array,
+    owner: Int32Array, begin: Int32Array, first_read: Int32Array, read: Int32Array,
+    counts: Int64Array, **sizes: int,
 ) -> int:  # fmt: skip
     """Merge equal calls, and number the others."""
     begins_of_calls: list[int] = []
@@ -231,7 +240,7 @@ def merge(
     return calls
 
 
-def _ragged_reads(sites: Sites, code: Any, begin: int) -> int:
+def _ragged_reads(sites: Sites, code: Int32Array, begin: int) -> int:
     """Count the values that the ragged arguments of a call read."""
     record = record_at(sites, code, begin)
     pairs = zip(sites[record.number].arguments, record.arguments, strict=True)
@@ -239,8 +248,9 @@ def _ragged_reads(sites: Sites, code: Any, begin: int) -> int:
 
 
 def choose(
-    *, code: Any, calls: int, begin: Any, first_read: Any, read: Any, row: Any, call: Any,
-    needed: Any, joins: int, waits: Any, kept: Any, **_: Any,
+    *, code: Int32Array, calls: int, begin: Int32Array, first_read: Int32Array, read: Int32Array,
+    row: Int32Array, call: Int32Array, needed: Int32Array, joins: int, waits: NDArray[np.uint8],
+    kept: NDArray[np.uint8], **_: object,
 ) -> int:  # fmt: skip
     """Choose calls that values depend on, and perhaps calls of their sites that can run as well."""
     reads = [read[first_read[each] : first_read[each + 1]].tolist() for each in range(calls)]
@@ -261,8 +271,8 @@ def choose(
 
 
 def order(
-    *, calls: int, kinds: int, agenda: int, kind: Any, row: Any, call: Any, first_read: Any,
-    read: Any, step: Any,
+    *, calls: int, kinds: int, agenda: int, kind: Int32Array, row: Int32Array, call: Int32Array,
+    first_read: Int32Array, read: Int32Array, step: Int32Array,
 ) -> int:  # fmt: skip
     """Assign calls to steps."""
     values = read[: first_read[calls]]
@@ -276,8 +286,9 @@ def order(
 
 
 def place(
-    *, sites: Sites, code: Any, calls: int, steps: int, first_read: Any, read: Any, step: Any,
-    member: Any, row: Any, free: Any, index: Any, call: Any, slices: Any, **_: Any,
+    *, sites: Sites, code: Int32Array, calls: int, steps: int, first_read: Int32Array,
+    read: Int32Array, step: Int32Array, member: Int32Array, row: Int32Array, free: Int64Array,
+    index: Int64Array, call: Int64Array, slices: Int64Array, **_: object,
 ) -> int:  # fmt: skip
     """Give the results of every step rows, and list the rows that it reads; nothing is fused."""
     members: list[list[int]] = [[] for _ in range(steps)]
@@ -316,7 +327,9 @@ def place(
     return num_slices
 
 
-def _rows_read(sites: Sites, code: Any, begin: int, reads: Any, row: Any) -> list[list[int]]:
+def _rows_read(
+    sites: Sites, code: Int32Array, begin: int, reads: Int32Array, row: Int32Array
+) -> list[list[int]]:
     """Return the rows of each argument of a call, of which ``reads`` are the values."""
     values = iter(reads)
     return [

@@ -4,7 +4,8 @@ from collections.abc import Iterable, Sequence
 from importlib import import_module
 from numbers import Real
 from operator import index, le, lt
-from typing import Any, SupportsIndex, TypeVar
+from types import ModuleType
+from typing import SupportsIndex, TypeVar
 
 import torch
 
@@ -49,7 +50,7 @@ def mismatch(
     return kind(mismatch_text(problem, expected, got, where=where, hint=hint))
 
 
-def optional(module: str, problem: str, extra: str, expected: object = "") -> Any:
+def optional(module: str, problem: str, extra: str, expected: object = "") -> ModuleType:
     """Import a module that an extra of the package installs, or raise an error that names it."""
     try:
         return import_module(module)
@@ -92,7 +93,7 @@ def count_or_none(name: str, value: object) -> int | None:
     return None if value is None else checked_count(name, value)
 
 
-def checked_range(name: str, value: Any, interval: str) -> Any:
+def checked_range(name: str, value: T, interval: str) -> T:
     """Return a number in an interval, such as ``"[0, 1)"`` without 1, or raise an error."""
     least, most = map(float, interval[1:-1].split(","))
     above = le if interval[0] == "[" else lt
@@ -103,9 +104,9 @@ def checked_range(name: str, value: Any, interval: str) -> Any:
     return value
 
 
-def checked_shape(problem: str, value: Any, shape: Sequence[int], **notes: object) -> Any:
+def checked_shape(problem: str, value: T | None, shape: Sequence[int], **notes: object) -> T:
     """Return a tensor that has this shape, or raise an error; notes are ``where`` and ``hint``."""
-    if getattr(value, "shape", None) != tuple(shape):
+    if value is None or getattr(value, "shape", None) != tuple(shape):
         raise mismatch(ValueError, problem, list(shape), describe_value(value), **notes)
     return value
 

@@ -284,7 +284,7 @@ def schedule_structure(
     return _scheduled(structure)
 
 
-def _counts(example_sizes: Any) -> np.ndarray:
+def _counts(example_sizes: object) -> np.ndarray:
     try:
         examples = np.asarray(example_sizes)
         is_vector = examples.ndim == 1 and (not examples.size or examples.dtype.kind in "iu")
@@ -297,7 +297,7 @@ def _counts(example_sizes: Any) -> np.ndarray:
     return examples.astype(np.int64, copy=False)
 
 
-def _checked_number(name: str, number: Any, hint: str = "") -> int:
+def _checked_number(name: str, number: object, hint: str = "") -> int:
     # Not SupportsIndex, which takes as long to compare as all edges of a tree.
     if not hasattr(number, "__index__") or not 0 <= index(number) < 2**31:
         problem = f"schedule_structure: invalid {name}"

@@ -1,12 +1,14 @@
 """Modules of the user: which one a callable has, its mode, and copies that a check may run."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import chain
 from types import MethodType
-from typing import Any
+from typing import Any, TypeVar
 
 from torch import Tensor, nn
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 def module_of(called: object) -> nn.Module | None:
@@ -22,7 +24,7 @@ def tensors_of(owner: nn.Module | None) -> Iterator[Tensor]:
     return iter(()) if owner is None else chain(owner.parameters(), owner.buffers())
 
 
-def set_mode(called: Any, training: bool) -> Any:
+def set_mode(called: F, training: bool) -> F:
     """Set the module of a function to training or evaluation mode; return the function."""
     if (owner := module_of(called)) is not None:
         for part in owner.modules():
@@ -39,7 +41,7 @@ def batch_norm_in(called: object) -> str:
     return ""
 
 
-def copy_of(called: Any) -> Any:
+def copy_of(called: Callable[..., Any]) -> Callable[..., Any]:
     """Copy a module, or the module of a method, so that calls leave the original as it is.
 
     Parameters are shared. Buffers are copied, and so are attributes that are lists, dictionaries
@@ -48,7 +50,7 @@ def copy_of(called: Any) -> Any:
     return _copy(called, {})
 
 
-def _copy(called: Any, copies: dict[int, nn.Module]) -> Any:
+def _copy(called: Callable[..., Any], copies: dict[int, nn.Module]) -> Callable[..., Any]:
     if isinstance(called, partial):
         return partial(_copy(called.func, copies), *called.args, **called.keywords)
     if isinstance(called, MethodType) and isinstance(called.__self__, nn.Module):

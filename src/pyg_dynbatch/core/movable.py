@@ -9,7 +9,7 @@ from torch import Tensor
 _Plan = TypeVar("_Plan", bound="MovablePlan")
 
 
-def plan_part(name: str, doc: str) -> Any:
+def plan_part(name: str, doc: str) -> property:
     """Return a property that reads one part of the tensor of a plan."""
     return property(lambda plan: plan._read(name), doc=doc)
 
@@ -36,7 +36,9 @@ class MovablePlan:
         """Move to the CPU."""
         return self.to("cpu")
 
-    def cuda(self: _Plan, device: Any = None, non_blocking: bool = False) -> _Plan:
+    def cuda(
+        self: _Plan, device: torch.device | int | None = None, non_blocking: bool = False
+    ) -> _Plan:
         """Move to a CUDA device."""
         return self._apply(lambda t: t.cuda(device, non_blocking=non_blocking))
 
@@ -50,7 +52,7 @@ class MovablePlan:
             tensor.share_memory_()
         return self
 
-    def record_stream(self: _Plan, stream: Any) -> _Plan:
+    def record_stream(self: _Plan, stream: torch.Stream) -> _Plan:
         """Mark the tensors as used by a CUDA stream, for the allocator."""
         for tensor in self._tensors():
             tensor.record_stream(stream)

@@ -9,6 +9,7 @@ import sys
 from functools import cache
 from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -51,7 +52,7 @@ def _digest_of(folder: Path) -> str:
     return hashlib.sha256(content).hexdigest()[:16]
 
 
-def extension() -> Any:
+def extension() -> ModuleType | None:
     """Return the extension module ``pyg_dynbatch._native``; None if missing or switched off."""
     return None if os.environ.get(NATIVE_SWITCH) == "0" else loaded_extension()
 

@@ -1,6 +1,6 @@
 """Bind modules to the types of their rows, under names by which calls are batched."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain, count
@@ -126,7 +126,7 @@ class Operation(nn.Module):
         types = (*signature.inputs, *signature.outputs)
         self.is_plain = all(type(each) is TensorType for each in types)
 
-    def forward(self, *arguments: Any) -> Any:
+    def forward(self, *arguments: object) -> Any:
         """Run the module on batched rows; one row of every argument belongs to one call."""
         return self.module(*arguments)
 
@@ -134,7 +134,7 @@ class Operation(nn.Module):
 HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 
 
-def calls_only(module: object, **code: Any) -> bool:
+def calls_only(module: object, **code: object) -> bool:
     """Whether a call of a module runs these methods, given by name, and no hook.
 
     If so, a faster way to compute what they do may replace the call.
@@ -142,7 +142,7 @@ def calls_only(module: object, **code: Any) -> bool:
     return is_unchanged(module, **code) and not nn.modules.module._has_any_global_hook()
 
 
-def is_unchanged(module: object, **code: Any) -> bool:
+def is_unchanged(module: object, **code: object) -> bool:
     """Whether a module has these methods and no hooks of its own; there may be global hooks."""
     if not isinstance(module, nn.Module):
         return False
@@ -155,7 +155,7 @@ def is_unchanged(module: object, **code: Any) -> bool:
     )
 
 
-def _identity(module: Callable[..., Any]) -> Any:
+def _identity(module: Callable[..., Any]) -> Hashable:
     """Return what two references to a module have in common: a method is a new object each time."""
     return (id(module.__self__), module.__func__) if isinstance(module, MethodType) else id(module)
 
@@ -253,7 +253,7 @@ class Operations(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self._by_name = nn.ModuleDict()
-        self._added: dict[Any, Signature] = {}
+        self._added: dict[Hashable, Signature] = {}
 
     def add(
         self,

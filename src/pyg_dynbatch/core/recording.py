@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain
 from operator import index
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 import torch
@@ -43,6 +43,9 @@ CONSTANT = 0
 INPUT = 1
 CALL = 2
 """Kinds of sites."""
+
+Integers = Sequence[int] | np.ndarray
+"""Records, one after another."""
 
 ConstantRows = tuple[np.ndarray, ...]
 """Constants of one row type, one array ``[row, ...]`` per part."""
@@ -202,7 +205,7 @@ class DecodedRecord(NamedTuple):
     end: int
 
 
-def record_at(sites: Sequence[Site], code: Any, begin: int) -> DecodedRecord:
+def record_at(sites: Sequence[Site], code: Integers, begin: int) -> DecodedRecord:
     """Decode one record."""
     number = int(code[begin])
     site = sites[number]
@@ -218,7 +221,7 @@ def record_at(sites: Sequence[Site], code: Any, begin: int) -> DecodedRecord:
     return DecodedRecord(begin, number, arguments, max(end, begin + len(site.results)))
 
 
-def records_of(sites: Sequence[Site], code: Any, begin: int = 0) -> Iterator[DecodedRecord]:
+def records_of(sites: Sequence[Site], code: Integers, begin: int = 0) -> Iterator[DecodedRecord]:
     """Decode records one by one."""
     while begin < len(code):
         record = record_at(sites, code, begin)
@@ -276,7 +279,7 @@ class Value:
         hint = "`value is not None` for its presence; torch.where in an operation for its content"
         raise mismatch(TypeError, problem, expected, repr(self), hint=hint)
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self) -> NoReturn:
         """Raise an error: a value is meaningless without its recording."""
         problem = "Value: a value cannot be pickled or copied"
         hint = "pickle the recording, after recording.output(value)"
@@ -317,7 +320,7 @@ class Recording:
     data: dict[int, list[ConstantRows]] = field(default_factory=dict)
     num_inputs: dict[RowType, int] = field(default_factory=dict)
     outputs: dict[str, Any] = field(default_factory=dict)
-    model: Any = ""
+    model: str = ""
     result: Any = None
 
     @cached_property
@@ -355,7 +358,7 @@ class Recording:
             pieces[:] = [tuple(np.concatenate(part) for part in zip(*pieces, strict=True))]
         return pieces[0]
 
-    def constant(self, row_type: RowType, data: Any) -> Value:
+    def constant(self, row_type: RowType, data: object) -> Value:
         """Add one constant row.
 
         Args:
@@ -475,11 +478,13 @@ class Recording:
     def _output_types(self) -> dict[str, RowType]:
         return {}
 
-    def _checked_argument(self, signature: Signature, position: int, argument: Any) -> list[Value]:
+    def _checked_argument(
+        self, signature: Signature, position: int, argument: object
+    ) -> list[Value]:
         """Return the values of one argument of a call."""
         input_type = signature.inputs[position]
         row_type = row_type_of(input_type)
-        values = [argument]
+        values: list[Any] = [argument]
         if isinstance(input_type, Ragged) and isinstance(argument, Iterable):
             values = list(argument)
         for value in values:
@@ -492,7 +497,7 @@ class Recording:
                 raise mismatch(TypeError, problem, describe(row_type), got, where=where)
         return values
 
-    def _check_value(self, value: Any, where: str) -> None:
+    def _check_value(self, value: object, where: str) -> None:
         if not isinstance(value, Value):
             problem = "Recording: not a value of a recording"
             expected = "the result of constant() or call()"
@@ -545,13 +550,12 @@ def holds_rows_of(array: np.ndarray, part: TensorType) -> bool:
     return np.can_cast(array.dtype, stored) and part.shape == array.shape[1:]
 
 
-def is_count(number: Any) -> bool:
+def is_count(number: object) -> bool:
     """Return whether a number of rows is a whole number that row numbers of 32 bits can reach."""
-    is_whole = hasattr(number, "__index__")
-    return is_whole and 0 <= index(number) <= np.iinfo(np.int32).max
+    return hasattr(number, "__index__") and 0 <= index(number) <= np.iinfo(np.int32).max
 
 
-def _constant_row(part: TensorType, data: Any) -> np.ndarray:
+def _constant_row(part: TensorType, data: object) -> np.ndarray:
     """Convert a constant to an array of the shape and dtype of its type."""
     if np.ma.is_masked(data):
         raise mismatch(TypeError, "Recording.constant: an entry is masked", part, repr(data))

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from pyg_dynbatch.core.engine import Engine
 from pyg_dynbatch.core.operation import Ragged, Signature, row_type_of
@@ -105,7 +106,7 @@ def _call(
         if numbers:
             rows_read = zip(*(values[number] for number in numbers), strict=True)
             parts = tuple(torch.cat(part) for part in rows_read)
-        rows: Any = parts if isinstance(row_type, tuple) else parts[0]
+        rows: Tensor | Rows | RaggedRows = parts if isinstance(row_type, tuple) else parts[0]
         if isinstance(input_type, Ragged):
             segment_ids = torch.zeros(len(numbers), dtype=torch.int64, device=engine.device)
             rows = RaggedRows(rows, segment_ids, 1)

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from itertools import accumulate, chain, islice, pairwise
 from math import prod
 from operator import index
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,6 +18,7 @@ from pyg_dynbatch.core.program import Call, Program
 from pyg_dynbatch.core.recording import (
     CONSTANT,
     ConstantRows,
+    Integers,
     Recording,
     Sites,
     checked_recordings,
@@ -87,7 +89,7 @@ def schedule_recordings(recordings: Sequence[Recording], policy: Policy = "depth
 _NOTHING = np.zeros(0, dtype=np.int32)
 
 
-def scheduler() -> Any:
+def scheduler() -> ModuleType:
     """Return the scheduler in C, or its definition in Python where there is no C."""
     return extension() or definitions
 
@@ -277,8 +279,8 @@ def move(
 def begins_of(sites: Sites, code: np.ndarray, first: int = 0) -> np.ndarray:
     """Return where the records begin from a place in the code on."""
     begins = np.empty(code.size - first, dtype=np.int32)
-    given: Any = {"code": code, "first": first, "size": code.size, "begins": begins}
-    return begins[: scheduler().scan(sites=sites, **given)]
+    count = scheduler().scan(sites=sites, code=code, first=first, size=code.size, begins=begins)
+    return begins[:count]
 
 
 class Constants(NamedTuple):
@@ -346,8 +348,14 @@ def _distinct_rows(parts: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]
     rows = columns[0] if len(columns) == 1 else np.hstack(columns)
     number = np.empty(count, dtype=np.int32)
     first = np.empty(count, dtype=np.int32)
-    given: Any = {"rows": np.ascontiguousarray(rows), "count": count, "width": rows.shape[1]}
-    return number, first[: scheduler().distinct(**given, number=number, first=first)]
+    different = scheduler().distinct(
+        rows=np.ascontiguousarray(rows),
+        count=count,
+        width=rows.shape[1],
+        number=number,
+        first=first,
+    )
+    return number, first[:different]
 
 
 class Values:
@@ -462,7 +470,7 @@ def merge(
     return calls, num_merged
 
 
-def choose(calls: Calls, needed: Any, kept: np.ndarray, *, joins: bool) -> np.ndarray:
+def choose(calls: Calls, needed: Integers, kept: np.ndarray, *, joins: bool) -> np.ndarray:
     """Choose the calls that values depend on; return which wait.
 
     If ``joins``, others that can run are chosen as well if their sites are called. Values that

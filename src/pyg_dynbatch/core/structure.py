@@ -1,7 +1,6 @@
 """Compute order, depth, cycles and roots from the edges of a graph."""
 
 import zlib
-from typing import Any
 
 import numpy as np
 import torch
@@ -24,7 +23,7 @@ def array_of(tensor: Tensor) -> np.ndarray:
     return tensor.detach().cpu().numpy()
 
 
-def input_mask(has_input: Any) -> Tensor | None:
+def input_mask(has_input: object) -> Tensor | None:
     """Return which nodes read an input, as bool; of other numbers, integers 0 and 1 are a mask."""
     if has_input is None or (isinstance(has_input, Tensor) and has_input.dtype == torch.bool):
         return has_input

@@ -1,6 +1,6 @@
 """Describe rows: shape, dtype and tag; all rows of a ragged argument."""
 
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, NamedTuple
@@ -124,7 +124,9 @@ def dtype_of_sums(dtype: torch.dtype) -> torch.dtype:
     return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
 
 
-def overflowing_value(values: np.ndarray | torch.Tensor, dtype: torch.dtype) -> Any:
+def overflowing_value(
+    values: np.ndarray | torch.Tensor, dtype: torch.dtype
+) -> int | float | complex | None:
     """Return a finite number that a dtype cannot hold, other than by rounding; None if none."""
     array = np.asarray(values)
     stored = numpy_dtype_of(dtype)
@@ -172,7 +174,7 @@ def numpy_dtype_of(dtype: torch.dtype) -> np.dtype[Any]:
         return np.dtype(np.float32)
 
 
-def without_autocast(rows: Tensor) -> Any:
+def without_autocast(rows: Tensor) -> AbstractContextManager[object]:
     """Return a context in which products keep their dtype; usually that is the case anyway."""
     kind = rows.device.type
     return torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext()
