@@ -168,7 +168,7 @@ def _classes(message: str) -> str:
     from pyg_dynbatch.lightning import DataModule
     from pyg_dynbatch.model import Model
 
-    base: Any = DataModule if 'key "data"' in message else Model
+    base: type = DataModule if 'key "data"' in message else Model
     if 'key "task' in message:
         return "a class by its path, such as torch.optim.Adam"
     return ", ".join(_names_of(base))

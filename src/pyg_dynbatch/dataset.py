@@ -3,7 +3,7 @@
 import hashlib
 import json
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -39,8 +39,8 @@ class ColumnsDataset(Dataset):
         name: str,
         key: Mapping[str, Any],
         *,
-        transform: Any = None,
-        pre_transform: Any = None,
+        transform: Callable[[Any], Any] | None = None,
+        pre_transform: Callable[[Any], Any] | None = None,
         force_reload: bool = False,
     ) -> None:
         text = json.dumps(key, sort_keys=True)

@@ -168,7 +168,7 @@ def open_lines(path: str | Path) -> Iterator[Lines]:
     """Open a text file, which may be compressed with gzip."""
     path = existing(path, "a file")
     with ExitStack() as stack:
-        stream: Any = stack.enter_context(path.open("rb"))
+        stream: io.BufferedIOBase = stack.enter_context(path.open("rb"))
         is_gzip = path.suffix.lower() == ".gz" or stream.read(2) == b"\x1f\x8b"
         stream.seek(0)
         stream = gzip.GzipFile(fileobj=stream) if is_gzip else stream

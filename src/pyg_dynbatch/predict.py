@@ -3,11 +3,11 @@
 import csv
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TextIO
 
 import numpy as np
 import torch
@@ -129,7 +129,7 @@ def _check_members(members: Sequence[Model]) -> None:
             raise mismatch(ValueError, problem, f"{own!s:.80}", f"{other!s:.80}")
 
 
-def _check_inputs(model: Model, schema: Any) -> None:
+def _check_inputs(model: Model, schema: object) -> None:
     """Raise an error if the examples of a data set were made in another way than the model's."""
     if not hasattr(schema, "as_dict"):
         return
@@ -159,7 +159,11 @@ _OF_TABLE = re.compile(r"(example|fault|node|prediction|probability|deviation|ta
 
 
 def _predicted(
-    members: Sequence[Model], entries: Sequence[Entry], first: int, collate: Any, nodes: bool
+    members: Sequence[Model],
+    entries: Sequence[Entry],
+    first: int,
+    collate: Callable[[list[Any]], Data],
+    nodes: bool,
 ) -> Table:
     """Predict one batch of entries; the rows of those without data are NaN."""
     usable = [number for number, entry in enumerate(entries) if entry.data is not None]
@@ -194,7 +198,7 @@ def _predicted(
     return table
 
 
-def _computed(members: Sequence[Model], batch: Any) -> Table:
+def _computed(members: Sequence[Model], batch: Data) -> Table:
     with evaluating(*members):
         outputs = [_values(member, batch) for member in members]
         values = torch.stack(outputs)  # in units of the data, or probabilities
@@ -203,7 +207,7 @@ def _computed(members: Sequence[Model], batch: Any) -> Table:
     return {name: value.cpu().numpy() for name, value in columns.items()}
 
 
-def _values(member: Model, batch: Any) -> torch.Tensor:
+def _values(member: Model, batch: Data) -> torch.Tensor:
     device = next((weight.device for weight in member.parameters()), torch.device("cpu"))
     batch = batch.clone().to(device)  # a copy, as PyG moves a batch in place
     return member.values(member(batch)).cpu()
@@ -244,7 +248,7 @@ def write_table(path: str | Path, parts: Iterable[Table]) -> RowCounts:
         >>> path.read_text().splitlines()[0]
         'example,prediction,probability_0,probability_1,target,fault'
     """
-    opened: Any = nullcontext(sys.stdout)
+    opened: AbstractContextManager[TextIO] = nullcontext(sys.stdout)
     if str(path) != "-":
         opened = atomic_file(path, newline="", encoding="utf-8")
     rows = 0
@@ -307,7 +311,7 @@ def _flat(table: Table) -> Table:
     return flat
 
 
-def _cell(value: Any) -> str:
+def _cell(value: object) -> str:
     """Write a number with the fewest digits that give it back, and NaN as an empty cell."""
     if isinstance(value, float | np.floating):
         return "" if np.isnan(value) else str(value).removesuffix(".0")

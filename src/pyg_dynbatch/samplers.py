@@ -261,7 +261,7 @@ class NodeBudgetBatchSampler(BatchSampler):
     def _by_size(self, examples: Iterable[int]) -> list[int]:
         return sorted(examples, key=lambda example: -self.sizes[example])
 
-    def _whole_sampler(self) -> Any:
+    def _whole_sampler(self) -> Sampler[int]:
         """Return the sampler of all ranks together."""
         if not self._is_distributed:
             return self.sampler

@@ -1,7 +1,8 @@
 """What computes gates is chosen by device, dtype, what is installed, and one switch."""
 
 from collections.abc import Callable
-from types import SimpleNamespace
+from types import ModuleType
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -24,7 +25,7 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
     monkeypatch.delenv(NATIVE_SWITCH, raising=False)
 
     def pretend(extension: bool) -> None:
-        module = SimpleNamespace(tree_lstm_nodes=None) if extension else None
+        module = Mock(spec=ModuleType, tree_lstm_nodes=None) if extension else None
         monkeypatch.setattr("pyg_dynbatch.core.native.loaded_extension", lambda: module)
 
     pretend(True)

@@ -113,7 +113,9 @@ def _forward(
 
 class _TreeLSTM(Function):
     @staticmethod
-    def forward(ctx: Any, plan: RunPlan, kernel: Kernel, inputs: Tensor, *weights: Tensor) -> Any:
+    def forward(
+        ctx: Any, plan: RunPlan, kernel: Kernel, inputs: Tensor, *weights: Tensor
+    ) -> tuple[Tensor, Tensor]:
         states, rows = _forward(plan, kernel, inputs, weights)
         ctx.plan = plan
         ctx.kernel = kernel
@@ -122,7 +124,9 @@ class _TreeLSTM(Function):
         return states
 
     @staticmethod
-    def backward(ctx: Any, grad_h: Tensor | None, grad_c: Tensor | None) -> Any:
+    def backward(
+        ctx: Any, grad_h: Tensor | None, grad_c: Tensor | None
+    ) -> tuple[Tensor | None, ...]:
         check_backward((grad_h, grad_c))
         plan: RunPlan = ctx.plan
         # Hooks on saved tensors may have changed the layout.

@@ -52,7 +52,7 @@ def _listed(sequence: Any) -> list[Any]:
 
 def rings_of(mol: Mol) -> tuple[tuple[int, ...], ...]:
     """Return the atoms of each ring: those that :func:`list_rings` has listed, or as it would."""
-    listed: Any = vars(mol).get("listed_rings")
+    listed = vars(mol).get("listed_rings")
     return mol.GetRingInfo().AtomRings() if listed is None else listed
 
 

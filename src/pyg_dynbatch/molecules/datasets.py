@@ -11,11 +11,12 @@ from dataclasses import asdict, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
 from jaxtyping import Float
+from torch import Tensor
 from torch_geometric.datasets import MoleculeNet as PyGMoleculeNet
 from tqdm import tqdm
 
@@ -242,7 +243,7 @@ class MoleculeDataset(ColumnsDataset):
         if name not in self.columns.fields:
             return np.full((len(self), width), np.nan, dtype=np.float32)
         if self.transform is None:
-            column: Any = self.columns.fields[name]
+            column = cast(Tensor, self.columns.fields[name])
             return self._chosen(column.numpy())
         rows = [np.empty((0, width)), *(example[name].numpy() for example in self)]
         return np.concatenate(rows)
@@ -253,7 +254,7 @@ class MoleculeDataset(ColumnsDataset):
     @property
     def smiles(self) -> list[str]:
         """The SMILES of every molecule, as given."""
-        texts: Any = self.columns.fields["smiles"]
+        texts = cast(list[str], self.columns.fields["smiles"])
         return [texts[number] for number in self.indices()]
 
     @property

@@ -96,7 +96,7 @@ def _with_subclasses(cls: type[Any]) -> Iterator[type[Any]]:
         yield from _with_subclasses(subclass)
 
 
-def _plain(value: object, name: str) -> Any:
+def _plain(value: object, name: str) -> object:
     if isinstance(value, Rebuildable):
         return value.spec()
     if isinstance(value, list | tuple):
@@ -114,7 +114,7 @@ def _plain(value: object, name: str) -> Any:
     )
 
 
-def _rebuilt(value: Any) -> Any:
+def _rebuilt(value: object) -> object:
     if isinstance(value, list):
         return [_rebuilt(each) for each in value]
     if isinstance(value, dict) and value.keys() == {"class_path", "init_args"}:

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from functools import cache, reduce
-from typing import Any
 
 import numpy as np
 from jaxtyping import Float32, Int, UInt8
@@ -250,30 +249,32 @@ def _cached_triangle(atoms: int) -> Int[np.ndarray, " pair"]:
     return np.ravel_multi_index(np.triu_indices(atoms), (atoms, atoms))
 
 
-def _check_array(value: Any, kinds: str, shape: tuple[int, ...], method: str) -> None:
-    """Raise an error unless a user's feature returned an array of this shape and dtype."""
-    if isinstance(value, np.ndarray) and value.dtype.kind in kinds and value.shape == shape:
-        return
-    is_array = isinstance(value, np.ndarray)
+def _checked_array(value: object, kinds: str, shape: tuple[int, ...], method: str) -> np.ndarray:
+    """Return what a user's feature returned, or raise unless it has this shape and dtype."""
+    got = type(value).__name__
+    if isinstance(value, np.ndarray):
+        if value.dtype.kind in kinds and value.shape == shape:
+            return value
+        got = f"{value.dtype} {list(value.shape)}"
     raise mismatch(
         ValueError,
         f"{method}() has an invalid shape or dtype",
         f"an array of {'numbers' if 'f' in kinds else 'whole numbers'} {list(shape)}",
-        f"{value.dtype} {list(value.shape)}" if is_array else type(value).__name__,
+        got,
     )
 
 
-def _checked_row(row: Any, part: MoleculeDescriptors) -> Float32[np.ndarray, " descriptor"]:
-    _check_array(row, "fiub", (len(part.names),), f"{type(part).__name__}: row")
-    return finite_or_nan(row)
+def _checked_row(row: object, part: MoleculeDescriptors) -> Float32[np.ndarray, " descriptor"]:
+    numbers = _checked_array(row, "fiub", (len(part.names),), f"{type(part).__name__}: row")
+    return finite_or_nan(numbers)
 
 
 def _atom_rows(part: AtomFeatures, mol: Mol) -> Float32[np.ndarray, "atom feature"]:
-    rows: Any = part.rows(mol)
+    rows = part.rows(mol)
     if type(part) in _OWN:
         return rows
     name = type(part).__name__
-    _check_array(rows, "fiub", (mol.GetNumAtoms(), len(part.names)), f"{name}: rows")
+    _checked_array(rows, "fiub", (mol.GetNumAtoms(), len(part.names)), f"{name}: rows")
     rows = rows.astype(np.float32, copy=False)
     if not np.isfinite(rows).all():
         atom, column = np.argwhere(~np.isfinite(rows))[0].tolist()
@@ -283,13 +284,13 @@ def _atom_rows(part: AtomFeatures, mol: Mol) -> Float32[np.ndarray, "atom featur
 
 
 def _pair_codes(part: PairFeatures, mol: Mol) -> UInt8[np.ndarray, "atom atom"]:
-    codes: Any = part.codes(mol)
+    codes = part.codes(mol)
     if type(part) in _OWN:
         return codes
     name = type(part).__name__
     atoms = mol.GetNumAtoms()
     last = len(part.table) - 1
-    _check_array(codes, "iub", (atoms, atoms), f"{name}: codes")
+    _checked_array(codes, "iub", (atoms, atoms), f"{name}: codes")
     codes = np.where(np.eye(atoms, dtype=bool), 0, codes)
     if (codes != codes.T).any():
         first, second = np.argwhere(codes != codes.T)[0].tolist()

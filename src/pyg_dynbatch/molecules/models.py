@@ -1,7 +1,7 @@
 """Networks that predict properties of molecules from rows of atoms and of their pairs."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch_geometric.data import Data
 from torch_geometric.nn.aggr import Aggregation, AttentionalAggregation
 from torch_geometric.nn.inits import reset
 from torch_geometric.nn.resolver import aggregation_resolver
@@ -154,7 +155,7 @@ class WeaveNet(nn.Module):
         for child in self.children():
             reset(child)
 
-    def forward(self, batch: Any) -> Float[Tensor, "molecule output"]:
+    def forward(self, batch: Data) -> Float[Tensor, "molecule output"]:
         """Predict one row per molecule."""
         fingerprint = self.fingerprint(batch)
         if self.descriptors is None:
@@ -168,7 +169,7 @@ class WeaveNet(nn.Module):
         standardized = self.descriptors(descriptor).to(fingerprint.dtype)
         return self.head(torch.cat([fingerprint, standardized], 1))
 
-    def encode(self, batch: Any) -> Float[Tensor, "atom channel"]:
+    def encode(self, batch: Data) -> Float[Tensor, "atom channel"]:
         """Compute the atom rows that the readout sees, in the order of ``batch.x``."""
         table = self.get_buffer("pair_table")
         x = self.weave(batch.x.to(table.dtype), table, self.pairs_of(batch))
@@ -176,7 +177,7 @@ class WeaveNet(nn.Module):
             x = torch.tanh(self.lin_atom(x))
         return self.norm_atom(x)
 
-    def fingerprint(self, batch: Any) -> Float[Tensor, "molecule channel"]:
+    def fingerprint(self, batch: Data) -> Float[Tensor, "molecule channel"]:
         """Compute the readout of every molecule."""
         x = self.encode(batch)
         molecule = batch.batch
@@ -188,10 +189,10 @@ class WeaveNet(nn.Module):
         rows = [readout(x, molecule, dim_size=count) for readout in self.readouts]
         return torch.cat(rows, 1) if len(rows) > 1 else rows[0]
 
-    def pairs_of(self, batch: Any) -> Pairs:
+    def pairs_of(self, batch: Data) -> Pairs:
         """Return the pairs of a batch, or build them from all of its pair codes."""
         num_codes = self.get_buffer("pair_table").size(0)
-        pairs: Any = getattr(batch, "pairs", None)
+        pairs = getattr(batch, "pairs", None)
         code = getattr(batch, "pair_code", None)
         if pairs is None and code is not None:
             ptr = getattr(batch, "ptr", None)
@@ -262,12 +263,13 @@ def _readout(name: str, channels: int) -> Aggregation:
 class ExactBuffers(nn.Module):
     """Base of modules whose buffers keep their type when a model is cast to a lower precision."""
 
-    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "ExactBuffers":
         kept = dict(self._buffers)
         super()._apply(fn, recurse)
         for name, buffer in kept.items():
-            cast: Any = self._buffers[name]
-            self._buffers[name] = cast if buffer is None else buffer.to(cast.device)
+            moved = self._buffers[name]
+            if buffer is not None and moved is not None:
+                self._buffers[name] = buffer.to(moved.device)
         return self
 
 
@@ -403,11 +405,11 @@ class MoleculeModel(Model):
 
     positive: Tensor
 
-    def forward(self, batch: Any) -> Float[Tensor, "molecule output"]:
+    def forward(self, batch: Data) -> Float[Tensor, "molecule output"]:
         """Return scaled values, or logits."""
         return self.net(batch)
 
-    def loss(self, output: Float[Tensor, "molecule output"], batch: Any) -> Loss:
+    def loss(self, output: Float[Tensor, "molecule output"], batch: Data) -> Loss:
         """Sum the losses of the known targets, and count them, without a device sync."""
         shape = (len(output), len(self.schema.targets))
         target = checked_shape("MoleculeModel: batch.y", getattr(batch, "y", None), shape)
@@ -528,7 +530,7 @@ class MoleculeModel(Model):
         if self.net.descriptors is not None:
             self.net.descriptors.fit(torch.from_numpy(dataset.descriptors))
 
-    def draw(self, folder: Path, columns: Mapping[str, np.ndarray], dataset: Any) -> None:
+    def draw(self, folder: Path, columns: Mapping[str, np.ndarray], dataset: object) -> None:
         """Draw parity (regression) or ROC curves (binary) of the properties of a test."""
         if self.schema.kind == "multiclass":
             return

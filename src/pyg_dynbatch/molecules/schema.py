@@ -119,7 +119,7 @@ class MoleculeSchema:
             except MoleculeError as error:
                 yield Entry(None, texts, f"{raw.where}: {error.reason}")
 
-    def entry(self, molecule: Any) -> Entry:
+    def entry(self, molecule: object) -> Entry:
         """Read one molecule: a SMILES, or an ``rdkit.Chem.Mol``."""
         texts = {"smiles": molecule} if isinstance(molecule, str) else {}
         try:

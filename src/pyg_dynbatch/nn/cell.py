@@ -60,7 +60,7 @@ class RecursiveCell(nn.Module, ABC):
     _scheduled: ClassVar[dict[str, Callable[..., Any]]] = {}
     """The methods whose results :meth:`run_schedule` computes, as its class found them."""
 
-    def __init_subclass__(cls, **options: Any) -> None:
+    def __init_subclass__(cls, **options: object) -> None:
         super().__init_subclass__(**options)
         if "run_schedule" in vars(cls):
             cls._scheduled = {
@@ -642,7 +642,7 @@ def _calls_of(cell: RecursiveCell, own: Tensor, like: Tensor, has_missing: bool)
     return _Calls(call, call, own, like.new_zeros(1, cell.in_channels))
 
 
-def _call(cell: RecursiveCell, x: Tensor, children: Any = None) -> States:
+def _call(cell: RecursiveCell, x: Tensor, children: RaggedRows | States | None = None) -> States:
     """Compute states by a call of the cell, which runs its hooks."""
     if isinstance(children, RaggedRows):
         return _as_tuple(cell(x, children._replace(rows=_single_or_tuple(children.rows))))
@@ -650,7 +650,7 @@ def _call(cell: RecursiveCell, x: Tensor, children: Any = None) -> States:
     return _as_tuple(cell(x, *map(_single_or_tuple, slots)))
 
 
-def _as_tuple(state: Any) -> States:
+def _as_tuple(state: Tensor | States) -> States:
     return state if isinstance(state, tuple) else (state,)
 
 
@@ -658,7 +658,9 @@ def _single_or_tuple(states: States) -> Tensor | States:
     return states if len(states) > 1 else states[0]
 
 
-def _as_children(arity: int | None, rows: States, segment_ids: Tensor, size: int) -> Any:
+def _as_children(
+    arity: int | None, rows: States, segment_ids: Tensor, size: int
+) -> RaggedRows | States:
     """Arrange states as the argument ``children`` of a step."""
     if arity is None:
         return RaggedRows(rows, segment_ids, size)

@@ -18,6 +18,7 @@ import torch
 from jaxtyping import Bool, Float, Int, Integer
 from torch import Tensor
 from torch.autograd import Function
+from torch.autograd.function import FunctionCtx
 from torch.nn import functional
 
 from pyg_dynbatch.core.errors import checked_shape, mismatch
@@ -311,7 +312,7 @@ class Pairs(MovablePlan):
             self.num_codes,
         )
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the plan and the counts."""
         return Pairs, (self.plan, *self._counts(), self.checksum)
 
@@ -491,7 +492,7 @@ class _PairMap(Function):
         return run(rows, pairs)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Any:
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         of_rows = _PairMap.apply(gradient.contiguous(), ctx.pairs, ctx.adjoint, ctx.run)
         return of_rows, None, None, None
 
@@ -588,7 +589,7 @@ class _OrderReLU(Function):
         return both[0] + both[1]
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Any:
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         (both,) = ctx.saved_tensors
         passed = torch.ops.aten.threshold_backward(gradient.expand_as(both), both, 0)
         return _PairMap.apply(passed, ctx.pairs, _sum_orders, _gather_orders), None, None
@@ -693,7 +694,7 @@ class _PairLayers(Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
+        ctx: FunctionCtx,
         pairs: Pairs,
         coded: bool,
         parts: Tensor,

@@ -125,7 +125,7 @@ class _Histogram(Function):
         return total.transpose(1, 2).reshape(num_sets, -1)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Any:
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         x, index, mean, sharpness = ctx.saved_tensors
         shaped = gradient.view(ctx.num_sets, x.size(1), mean.size(0)).transpose(1, 2).contiguous()
         grads = [

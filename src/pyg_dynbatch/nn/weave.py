@@ -7,6 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, distributed, nn
 from torch.autograd import Function
+from torch.autograd.function import FunctionCtx
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 from torch_geometric.nn.inits import reset
@@ -365,7 +366,7 @@ class WeaveStack(nn.Module):
         if coded and size is not None and pairs.num_pairs > size and not self._needs_all_pairs():
             return self._by_blocks(x, table, pairs, size)
         convs = self._modules_in_order()
-        pair: Any = table
+        pair = table
         for level, conv in enumerate(convs):
             if level + 2 == len(convs):
                 total = conv.sum_updated(convs[-1], x, pair, pairs, coded)
@@ -561,14 +562,16 @@ class _OverRanks(Function):
     """Combine the moments of all ranks; each pass communicates once."""
 
     @staticmethod
-    def forward(ctx: Any, mean: Tensor, var: Tensor, total: int) -> tuple[Tensor, ...]:
+    def forward(ctx: FunctionCtx, mean: Tensor, var: Tensor, total: int) -> tuple[Tensor, ...]:
         *moments, share = _over_ranks(mean, var, total)
         ctx.save_for_backward(mean - moments[0], share)
         ctx.mark_non_differentiable(moments[2])
         return tuple(moments)
 
     @staticmethod
-    def backward(ctx: Any, grad_mean: Tensor, grad_var: Tensor, _: Any) -> Any:
+    def backward(
+        ctx: Any, grad_mean: Tensor, grad_var: Tensor, _: Tensor
+    ) -> tuple[Tensor | None, ...]:
         check_first_derivative("CountedBatchNorm in training", "model.eval(), or norm='layer'")
         both = torch.stack([grad_mean, grad_var])
         distributed.all_reduce(both)
@@ -606,7 +609,7 @@ class _Normalize(Function):
         return torch.addcmul(bias, centered, weight), *moments
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor, *_: Any) -> Any:
+    def backward(ctx: Any, gradient: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
         check_first_derivative("CountedBatchNorm in training", "model.eval(), or norm='layer'")
         normalized, share, scale = ctx.saved_tensors
         grad_bias = gradient.sum(0)

@@ -67,10 +67,15 @@ def _first_true(mask: Tensor) -> int | None:
     return int(positions[0]) if positions.numel() else None
 
 
-def _check_edge_form(edge_index: Any, *, name: str) -> None:
+def _check_edge_form(edge_index: object, *, name: str) -> None:
     """Check that edges are an int64 tensor ``[2, edge]``."""
-    is_tensor = isinstance(edge_index, Tensor) and edge_index.dtype == torch.int64
-    if not is_tensor or edge_index.dim() != 2 or edge_index.size(0) != 2:
+    has_form = (
+        isinstance(edge_index, Tensor)
+        and edge_index.dtype == torch.int64
+        and edge_index.dim() == 2
+        and edge_index.size(0) == 2
+    )
+    if not has_form:
         problem = f"{name}: edge_index has an invalid shape or dtype"
         expected = "int64 tensor [2, edge], row 0 the children, row 1 the parents"
         raise mismatch(ValueError, problem, expected, describe_value(edge_index))
@@ -108,9 +113,9 @@ def _check_form(
     data: "DynTreeData", key: str, dtype: str, shape: Sequence[int | str], unit: str = ""
 ) -> None:
     """Check one field; an axis with a name, such as ``"feature"``, may have any length."""
-    value: Any = getattr(data, key, None)
-    is_right = isinstance(value, Tensor) and value.dtype in _DTYPES[dtype]
-    if is_right and value.dim() == len(shape):
+    value = getattr(data, key, None)
+    has_dtype = isinstance(value, Tensor) and value.dtype in _DTYPES[dtype]
+    if isinstance(value, Tensor) and has_dtype and value.dim() == len(shape):
         sizes = zip(value.shape, shape, strict=True)
         if all(isinstance(expected, str) or size == expected for size, expected in sizes):
             return
@@ -161,7 +166,7 @@ def _check_single_parents(data: "DynTreeData", num_nodes: int) -> None:
         raise _fault(problem, "at most one parent, as in a tree", f"parents {listed}", hint)
 
 
-def _check_roots(data: Any, num_nodes: int, *, name: str, where: str = "") -> int:
+def _check_roots(data: Data, num_nodes: int, *, name: str, where: str = "") -> int:
     """Check that ``root_index`` belongs to the edges, whose nodes exist; count the roots."""
     roots = nodes_without_parent(array_of(data.edge_index)[0], num_nodes)
     root_index = array_of(data.root_index)
@@ -398,7 +403,7 @@ def _wrong_length(key: str, starts: np.ndarray, expected_starts: np.ndarray) -> 
     )
 
 
-def _check_merged(batch: Any) -> None:
+def _check_merged(batch: Batch) -> None:
     """Check the rows and edges of a batch merged by PyG, if it noted those of each example."""
     _check_edge_form(batch.edge_index, name="Collater")
     slices = slices_of(batch)
@@ -414,7 +419,7 @@ def _check_merged(batch: Any) -> None:
     _check_rows(node_starts, field_starts, batch.edge_index.cpu().numpy() - first_nodes)
 
 
-def _check_roots_of_batch(batch: Any, num_nodes: int) -> None:
+def _check_roots_of_batch(batch: Batch, num_nodes: int) -> None:
     """Check that ``root_index`` of a batch of trees belongs to its edges, or name the example."""
     try:
         _check_roots(batch, num_nodes, name="Collater")
@@ -468,7 +473,7 @@ class Collater(PlanningCollater):
 
     def __init__(
         self,
-        dataset: Any = None,
+        dataset: object = None,
         follow_batch: Sequence[str] | None = None,
         exclude_keys: Sequence[str] | None = None,
         *,

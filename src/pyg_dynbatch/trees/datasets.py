@@ -5,7 +5,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from zipfile import ZipFile
 
 import torch
@@ -129,7 +129,7 @@ class TreeDataset(ColumnsDataset):
 
     def token_counts(self) -> Int[Tensor, " row"]:
         """Count how often each row of the vocabulary occurs."""
-        token: Any = self.columns[list(self.indices())].fields["token"]
+        token = cast(Tensor, self.columns[list(self.indices())].fields["token"])
         return torch.bincount(token[token >= 0], minlength=self.num_tokens)
 
 

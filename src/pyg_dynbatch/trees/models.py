@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
+from torch_geometric.data import Data
 
 from pyg_dynbatch import plots
 from pyg_dynbatch.core.errors import checked_choice, checked_shape, mismatch
@@ -118,7 +119,7 @@ class TreeEncoder(nn.Module):
 
     def forward(
         self,
-        batch: Any,
+        batch: Data,
         level_order: bool = False,
         nodes: Int[Tensor, " chosen"] | None = None,
         schedule: Levels | None = None,
@@ -189,7 +190,7 @@ def _input_rows(schedule: Levels, rows: Tensor) -> Tensor:
     return rows.index_select(0, schedule.input_node)
 
 
-def _field(batch: Any, name: str, hint: str) -> Tensor:
+def _field(batch: Data, name: str, hint: str) -> Tensor:
     value = getattr(batch, name, None)
     if not isinstance(value, Tensor):
         problem = f"TreeEncoder: the batch has no {name}"
@@ -217,7 +218,7 @@ def _check_tokens(token: Tensor, nodes: Tensor, num_tokens: int) -> None:
         )
 
 
-def schedule_of_batch(batch: Any, layer: RecursiveLayer) -> Levels:
+def schedule_of_batch(batch: Data, layer: RecursiveLayer) -> Levels:
     """Return the schedule that a loader of this package attached, or derive one.
 
     It is also derived where a field that it was made from has changed since.
@@ -368,7 +369,7 @@ class TreeClassifier(Model):
         """Return what merges trees to batches with the schedule of the layer."""
         return Collater(arity=self.encoder.layer.arity)
 
-    def forward(self, batch: Any) -> Float[Tensor, "node class"]:
+    def forward(self, batch: Data) -> Float[Tensor, "node class"]:
         """Compute the logits of all nodes."""
         schedule = schedule_of_batch(batch, self.encoder.layer)
         rows = self.encoder(batch, level_order=True, schedule=schedule)
@@ -376,7 +377,7 @@ class TreeClassifier(Model):
         # The logits are narrower than the hidden rows, so they are reordered, not the rows.
         return self.classifier(rows).index_select(0, level_row(schedule))
 
-    def loss(self, output: Float[Tensor, "node class"], batch: Any) -> Loss:
+    def loss(self, output: Float[Tensor, "node class"], batch: Data) -> Loss:
         """Sum the cross entropy of all labelled nodes that have a loss, without a device sync."""
         labels = checked_shape("TreeClassifier: batch.y", getattr(batch, "y", None), (len(output),))
         if self.loss_on == "roots":
@@ -391,7 +392,7 @@ class TreeClassifier(Model):
         return output.to(torch.promote_types(output.dtype, torch.float32)).softmax(-1)
 
     def columns(
-        self, values: Tensor, batch: Any, deviation: Tensor | None = None
+        self, values: Tensor, batch: Data, deviation: Tensor | None = None
     ) -> dict[str, Tensor]:
         """Return the predictions of all nodes.
 
@@ -432,7 +433,7 @@ class TreeClassifier(Model):
                     metrics[f"{prefix}majority_accuracy"] = majority_accuracy(labels[counted])
         return metrics
 
-    def start_from(self, dataset: Any) -> None:
+    def start_from(self, dataset: object) -> None:
         """Start the embedding from the word vectors of the training set, if it has any."""
         vectors = getattr(dataset, "word_vectors", None)
         if vectors is None or self.embedding is None:

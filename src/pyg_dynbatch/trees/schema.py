@@ -81,7 +81,7 @@ class TreeSchema:
             if line.strip(" \t"):
                 yield self.entry(line, f"{path}:{number}")
 
-    def entry(self, tree: Any, where: str = "") -> Entry:
+    def entry(self, tree: object, where: str = "") -> Entry:
         """Read one tree: bracketed text, or nested lists of words.
 
         A model that was trained on labelled nodes also reads nodes without a label.
@@ -104,8 +104,8 @@ class TreeSchema:
             )
         return self.vocabulary
 
-    def _nested(self, tree: Any, vocabulary: Vocabulary) -> DynTreeData:
-        def row(part: Any) -> int | None:
+    def _nested(self, tree: object, vocabulary: Vocabulary) -> DynTreeData:
+        def row(part: object) -> int | None:
             if isinstance(part, str):
                 return vocabulary.row(part)
             if isinstance(part, tuple | list | dict) and part:

@@ -25,7 +25,7 @@ NO_TOKEN = -1
 
 
 def from_nested(
-    root: Any,
+    root: object,
     children: Callable[[Any], Iterable[Any] | None] | None = None,
     *,
     token: Callable[[Any], int | None] | None = None,
@@ -136,7 +136,7 @@ Edge = tuple[int, int, int]
 
 
 def _walk(
-    root: Any,
+    root: object,
     children: Callable[[Any], Iterable[Any] | None],
     share: Callable[[Any], Hashable] | None,
     max_nodes: int,
@@ -194,13 +194,13 @@ def _tree_depths(edges: Sequence[Edge]) -> Tensor:
     return torch.tensor(depths_below(parents))
 
 
-def _parts(value: Any) -> Iterable[Any]:
+def _parts(value: object) -> Iterable[object]:
     if isinstance(value, dict):
         return value.values()
     return value if isinstance(value, tuple | list) else ()
 
 
-def _leaf_token(value: Any) -> int | None:
+def _leaf_token(value: object) -> int | None:
     if isinstance(value, tuple | list | dict) and len(value):
         return None
     number = _plain(value)

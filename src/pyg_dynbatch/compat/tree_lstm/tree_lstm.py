@@ -1,7 +1,5 @@
 """The layer of pytorch-tree-lstm, computed by the kernels of this package."""
 
-from typing import Any
-
 import numpy as np
 from torch import Tensor, nn
 
@@ -59,7 +57,7 @@ class TreeLSTM(nn.Module):
 
     @outside_graphs
     def forward(
-        self, features: Any, node_order: Any, adjacency_list: Any, edge_order: Any
+        self, features: object, node_order: object, adjacency_list: object, edge_order: object
     ) -> tuple[Tensor, Tensor]:
         """Compute the states of all nodes.
 

@@ -18,7 +18,7 @@ _warned = set[str]()  # who has warned of a node with several parents
 
 
 def calculate_evaluation_orders(
-    adjacency_list: Any, tree_size: int
+    adjacency_list: object, tree_size: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """Compute the step at which each node and each edge of a tree is evaluated, in linear time.
 
@@ -132,7 +132,7 @@ def unbatch_tree_tensor(tensor: Tensor, tree_sizes: Sequence[int]) -> tuple[Tens
     return tensor.split(list(tree_sizes))
 
 
-def tensor_of(owner: str, name: str, value: Any) -> Tensor:
+def tensor_of(owner: str, name: str, value: object) -> Tensor:
     """Return an entry of a tree, given as a tensor, an array or a list, as a dense tensor."""
     problem = f"{owner}: invalid {name}"
     expected = "numbers, as a dense tensor, an array or a list"
@@ -145,7 +145,7 @@ def tensor_of(owner: str, name: str, value: Any) -> Tensor:
     return tensor
 
 
-def edges_of(owner: str, adjacency_list: Any) -> Tensor:
+def edges_of(owner: str, adjacency_list: object) -> Tensor:
     """Return pairs (parent, child), int64 ``[edge, 2]``; no edge may have any shape and dtype."""
     edges = tensor_of(owner, "adjacency_list", adjacency_list)
     if not edges.numel():
