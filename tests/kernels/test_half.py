@@ -21,6 +21,7 @@ from pyg_dynbatch.kernels.blocks import (
     RunRows,
     StateGradients,
     TorchGates,
+    checked_leaf_inputs,
 )
 from pyg_dynbatch.kernels.native import NativeGates
 from pyg_dynbatch.nn import NaryTreeLSTM
@@ -193,7 +194,7 @@ def test_states_are_not_rounded_but_what_products_read(gates: type[TorchGates]) 
         weights = cell.weight_input.bfloat16(), cell.weight_hidden.bfloat16(), cell.bias
         inputs = torch.randn(schedule.num_nodes, 3).bfloat16()
         with torch.no_grad():
-            plan = RunPlan.of(schedule, inputs, half=True)
+            plan = RunPlan(schedule, checked_leaf_inputs(schedule, inputs, None), half=True)
             rows = BlockKernel(gates).forward(plan, inputs, weights)
         assert torch.equal(rows.read_hidden[1:], rows.hidden[1:].bfloat16())
         assert not torch.equal(rows.read_hidden[1:].float(), rows.hidden[1:])

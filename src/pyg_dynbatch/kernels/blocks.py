@@ -64,7 +64,7 @@ class RunPlan:
 
     schedule: Levels
     leaf_inputs: int  # input rows of leaves; leaves that share one are computed once
-    block: int  # largest number of nodes per block
+    block: int = BLOCK  # largest number of nodes per block, on CPUs
     leaf_inverse: Tensor | None = None  # the input row of each leaf with an input
     dropout_mask: Tensor | None = None  # factors of u, one row per node
     half: bool = False  # whether weights and input rows were cast to bfloat16 for autocast
@@ -74,6 +74,8 @@ class RunPlan:
 
     def __post_init__(self) -> None:
         schedule = self.schedule
+        if schedule.device.type != "cpu":
+            self.block = max(schedule.num_nodes, 1)
         # Whether nodes have any number of children, each with a forget gate in its own row.
         self.ragged = schedule.arity is None
         self.arity = schedule.arity or 0  # child slots of a node; 0 for any number
@@ -82,35 +84,6 @@ class RunPlan:
         self.leaf_cells = self.leaf_inputs + self.leaves - schedule.level_inputs[0]
         self.inner = schedule.num_nodes - self.leaves  # nodes that are no leaves
         self.slots = schedule.num_edges if self.ragged else self.inner * self.arity
-
-    @classmethod
-    def of(
-        cls,
-        schedule: Levels,
-        inputs: Tensor,
-        *,
-        leaf_inverse: Tensor | None = None,
-        dropout_mask: Tensor | None = None,
-        half: bool = False,
-        precision: torch.dtype | None = None,
-        level_order: bool = False,
-        keeps: bool = False,
-    ) -> "RunPlan":
-        """Check that input rows fit a schedule; kernels do not check their indices."""
-        schedule.check()
-        leaf_inputs = inputs.size(0) - sum(schedule.level_inputs[1:])
-        _check_inputs(schedule, leaf_inputs, leaf_inverse, inputs.device)
-        return cls(
-            schedule,
-            leaf_inputs,
-            block=BLOCK if inputs.device.type == "cpu" else max(schedule.num_nodes, 1),
-            leaf_inverse=leaf_inverse,
-            dropout_mask=dropout_mask,
-            half=half,
-            precision=precision,
-            level_order=level_order,
-            keeps=keeps,
-        )
 
     # Indices.
 
@@ -784,10 +757,11 @@ def _through_sigmoid(grads: Tensor, gates: Tensor) -> None:
     torch.ops.aten.sigmoid_backward.grad_input(grads, gates, grad_input=grads)
 
 
-def _check_inputs(
-    schedule: Levels, leaf_inputs: int, leaf_inverse: Tensor | None, device: torch.device
-) -> None:
-    """Check that input rows, and the numbers of those that leaves share, fit a schedule."""
+def checked_leaf_inputs(schedule: Levels, inputs: Tensor, leaf_inverse: Tensor | None) -> int:
+    """Count the input rows of leaves; raise an error unless they fit, as kernels trust indices."""
+    schedule.check()
+    device = inputs.device
+    leaf_inputs = inputs.size(0) - sum(schedule.level_inputs[1:])
     leaves = leaf_inputs if leaf_inverse is None else leaf_inverse.size(0)
     fits = leaves == schedule.level_inputs[0] and leaf_inputs >= 0
     if not fits or schedule.device != device:
@@ -802,3 +776,4 @@ def _check_inputs(
             problem = "tree_lstm: leaf_inverse is out of range"
             got = f"{rows.min()} to {rows.max()}"
             raise mismatch(ValueError, problem, f"below {leaf_inputs}", got)
+    return leaf_inputs

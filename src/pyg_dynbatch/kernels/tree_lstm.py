@@ -26,6 +26,7 @@ from pyg_dynbatch.kernels.blocks import (
     RunRows,
     StateGradients,
     TorchGates,
+    checked_leaf_inputs,
     operand_of,
     sum_segments,
 )
@@ -51,9 +52,9 @@ def tree_lstm(
     precision = _precision_of_products(schedule, inputs, weights)
     half = precision == torch.bfloat16 and weights[2].dtype == torch.float32
     keeps = torch.is_grad_enabled() and any(each.requires_grad for each in (inputs, *weights))
-    plan = RunPlan.of(
+    plan = RunPlan(
         schedule,
-        inputs,
+        checked_leaf_inputs(schedule, inputs, leaf_inverse),
         leaf_inverse=leaf_inverse,
         dropout_mask=dropout_mask,
         half=half,
