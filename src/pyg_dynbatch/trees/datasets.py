@@ -85,6 +85,7 @@ class TreeDataset(ColumnsDataset):
         if not splits.get(self.name):
             problem = f"{type(self).__name__}: the split {self.name!r} is empty"
             raise mismatch(ValueError, problem, "at least one tree")
+
         vocabulary = self._vocabulary_of(splits)
         classes = self._chosen_classes
         if classes is None:
@@ -92,7 +93,9 @@ class TreeDataset(ColumnsDataset):
         schema = TreeSchema(len(vocabulary), classes, vocabulary, self._labels)
         # Without a folder to keep them in, the other splits are not needed.
         kept = splits if self.has_process else {self.name: splits[self.name]}
-        return {name: self._columns(trees, schema) for name, trees in kept.items() if trees}
+        return {
+            name: self._columns(trees, vocabulary, schema) for name, trees in kept.items() if trees
+        }
 
     def _vocabulary_of(self, splits: Mapping[str, Sequence[ParsedTree]]) -> Vocabulary:
         if isinstance(self._chosen_vocabulary, Vocabulary):
@@ -102,11 +105,11 @@ class TreeDataset(ColumnsDataset):
             word for trees in counted for tree in trees for word in tree.words
         )
 
-    def _columns(self, trees: Sequence[ParsedTree], schema: TreeSchema) -> Columns:
+    def _columns(
+        self, trees: Sequence[ParsedTree], vocabulary: Vocabulary, schema: TreeSchema
+    ) -> Columns:
         labelled = self._labels != "none"
-        words = schema.vocabulary
-        assert words is not None
-        examples = [tree.to_data(words, labelled=labelled) for tree in trees]
+        examples = [tree.to_data(vocabulary, labelled=labelled) for tree in trees]
         if self.pre_transform is not None:
             examples = [self.pre_transform(example) for example in examples]
         return columns_of(examples, schema.as_dict(), type(self).__name__)
@@ -114,7 +117,7 @@ class TreeDataset(ColumnsDataset):
     @property
     def vocabulary(self) -> Vocabulary:
         """The words whose rows the trees hold."""
-        assert self.schema.vocabulary is not None
+        assert self.schema.vocabulary is not None  # build() has made the schema
         return self.schema.vocabulary
 
     @property
