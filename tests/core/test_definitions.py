@@ -12,7 +12,16 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from pyg_dynbatch.core import Ragged, Recording, Signature, Steps, TensorType, native, scheduling
+from pyg_dynbatch.core import (
+    Ragged,
+    Recording,
+    Signature,
+    Steps,
+    TensorType,
+    joining,
+    native,
+    scheduling,
+)
 from pyg_dynbatch.core.operation import row_type_of
 from pyg_dynbatch.core.recording import Value, records_of
 from tests.core.helpers import unfused
@@ -103,7 +112,7 @@ def schedules(seed: int, calls: int = 8) -> list[tuple[Steps, int]]:
     recordings = random_recordings(draw, calls)
     policy = draw.choice(["depth", "agenda"])
     for extension in (native.extension, lambda: None):
-        with mock.patch.object(scheduling, "extension", extension), unfused():
+        with mock.patch.object(joining, "extension", extension), unfused():
             steps = scheduling.schedule_recordings(recordings, policy)
         found.append((steps, steps.merged_calls))
     return found
@@ -130,5 +139,5 @@ def test_records_are_decoded_one_after_another() -> None:
     found = list(records_of(recording.sites, recording.code))
     assert [record.begin for record in found[1:]] == [record.end for record in found[:-1]]
     assert found[-1].end == len(recording.code)
-    begins = scheduling.begins_of(recording.sites, np.array(recording.code, dtype=np.int32))
+    begins = joining.begins_of(recording.sites, np.array(recording.code, dtype=np.int32))
     assert begins.tolist() == [record.begin for record in found]

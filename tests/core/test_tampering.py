@@ -23,6 +23,7 @@ from pyg_dynbatch.core import (
     Recording,
     Signature,
     TensorType,
+    joining,
     schedule_structure,
     scheduling,
 )
@@ -139,7 +140,7 @@ def tampered_sites(draw: random.Random, sites: Sites) -> Any:
 
 def schedule(recordings: list[Recording], extension: Any) -> Any:
     """Return the steps, or None if the recordings are refused."""
-    with mock.patch.object(scheduling, "extension", extension):
+    with mock.patch.object(joining, "extension", extension):
         try:
             return scheduling.schedule_recordings(recordings)
         except ValueError as error:
@@ -158,11 +159,11 @@ def tamper_with_recordings(seeds: range, runs: bool = True) -> int:
         recordings = [random_recording(draw, 6) for _ in range(1 + draw.randrange(3))]
         place = draw.randrange(len(recordings))
         recordings[place] = tamper(draw, recordings[place])
-        steps = schedule(recordings, scheduling.extension)
+        steps = schedule(recordings, joining.extension)
         refused += steps is None
         if seed % 10 == 0:
             with unfused():  # as definitions do
-                pair = [schedule(recordings, each) for each in (scheduling.extension, lambda: None)]
+                pair = [schedule(recordings, each) for each in (joining.extension, lambda: None)]
             assert pair[0] == pair[1] and (pair[0] is None) == (steps is None), seed
         if runs and steps is not None:
             rows = sum(buffer.inputs for buffer in steps.buffers)

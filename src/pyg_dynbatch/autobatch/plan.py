@@ -6,8 +6,9 @@ import numpy as np
 import torch
 
 from pyg_dynbatch.core import scheduling
+from pyg_dynbatch.core.joining import Constants
 from pyg_dynbatch.core.policy import Policy
-from pyg_dynbatch.core.scheduling import Calls, Constants, Records
+from pyg_dynbatch.core.scheduling import Calls, Records
 from pyg_dynbatch.core.steps import BufferSpec, Steps
 
 

@@ -13,7 +13,7 @@ from pyg_dynbatch.autobatch.collate import Outcome, ResultColumn, ValueColumn, s
 from pyg_dynbatch.autobatch.lazy import Lazy, unseen
 from pyg_dynbatch.autobatch.origins import Generators, Origins, OwnRows, watched
 from pyg_dynbatch.autobatch.session import Session, Stacked
-from pyg_dynbatch.core.scheduling import begins_of, move
+from pyg_dynbatch.core.joining import begins_of, move
 
 _PLAIN = {str, int, float, bool, complex, bytes, type(None)}
 

@@ -38,9 +38,10 @@ from pyg_dynbatch.autobatch.state import changed
 from pyg_dynbatch.autobatch.table.calls import mapped
 from pyg_dynbatch.autobatch.table.functions import ROW
 from pyg_dynbatch.core.errors import describe_value, mismatch
+from pyg_dynbatch.core.joining import begins_of
 from pyg_dynbatch.core.policy import Policy
 from pyg_dynbatch.core.row_buffer import Rows
-from pyg_dynbatch.core.scheduling import Records, Values, begins_of
+from pyg_dynbatch.core.scheduling import Records, Values
 from pyg_dynbatch.core.steps import BufferSpec, Steps
 from pyg_dynbatch.core.types import RowType, TensorType
 

@@ -58,6 +58,7 @@ def check(
                     type[value] = sites.number_of_type[row_type]
         except ValueError:
             return INVALID
+
     is_inside = (outputs >= 0) & (outputs < np.diff(first_place)[output_example])
     if not is_inside.all() or (type[first_place[output_example] + outputs] < 0).any():
         return INVALID
@@ -76,6 +77,7 @@ def _checked_records(
     for number in num_constants:
         if not 0 <= number < len(sites) or sites[number].kind != CONSTANT:
             raise ValueError("constants of a site that has none")
+
     begin = 0
     while begin < len(code):
         number = code[begin]
@@ -85,6 +87,7 @@ def _checked_records(
         if site.kind == CONSTANT:
             constants_left[number] = constants_left.get(number, 0) - 1
         _check_arguments(site, code, begin + 1, num_inputs, types)
+
         record = record_at(sites, code, begin)
         if record.end > len(code) or constants_left.get(number, 0) < 0:
             raise ValueError("the code ends within a record, or there are too few constants")
@@ -186,17 +189,17 @@ def merge(
     constants = [iter(constant[first:].tolist()) for first in first_constant]  # of each site
     merged = 0
 
-    def add(start: int, reads: list[int]) -> None:
+    def keep(start: int, reads: list[int]) -> None:
         for result in range(start, start + len(sites[code[start]].results)):
             call[result] = len(begins_of_calls)
             unused.pop(result, None)
         begins_of_calls.append(start)
         reads_of_calls.append(reads)
 
-    def add_unused(values: list[int]) -> None:
+    def keep_unused(values: list[int]) -> None:
         for each in values:
             if each in unused:
-                add(unused[each], [])
+                keep(unused[each], [])
 
     for start in begins.tolist():
         record = record_at(sites, code, start)
@@ -217,7 +220,7 @@ def merge(
             signature = cast(Signature, site.signature)
             reads = value[list(chain.from_iterable(record.arguments))].tolist()
             num_reads = tuple(map(len, record.arguments))
-            add_unused(reads)
+            keep_unused(reads)
             first = start
             is_mergeable = merge_equal and not signature.random and fixed.issuperset(reads)
             if not signature.inputs or is_mergeable:
@@ -229,15 +232,23 @@ def merge(
             elif not signature.inputs:
                 unused.update(dict.fromkeys(results.tolist(), start))
             else:
-                add(start, reads)
-    add_unused(value[outputs].tolist())
+                keep(start, reads)
+    keep_unused(value[outputs].tolist())
+
     calls = len(begins_of_calls)
     begin[:calls] = begins_of_calls
-    first_read[: calls + 1] = np.cumsum([0, *map(len, reads_of_calls)])
-    read[: first_read[calls]] = list(chain.from_iterable(reads_of_calls))
+    total = _write_reads(reads_of_calls, first_read, read)
     ragged = sum(_ragged_reads(sites, code, start) for start in begins_of_calls)
-    counts[:] = calls, first_read[calls], ragged, merged
+    counts[:] = calls, total, ragged, merged
     return calls
+
+
+def _write_reads(reads_of_calls: list[list[int]], first_read: Int32Array, read: Int32Array) -> int:
+    """List the values that calls read, call by call; return how many there are."""
+    ends = np.cumsum([0, *map(len, reads_of_calls)])
+    first_read[: len(ends)] = ends
+    read[: ends[-1]] = list(chain.from_iterable(reads_of_calls))
+    return int(ends[-1])
 
 
 def _ragged_reads(sites: Sites, code: Int32Array, begin: int) -> int:
@@ -255,18 +266,22 @@ def choose(
     """Choose calls that values depend on, and perhaps calls of their sites that can run as well."""
     reads = [read[first_read[each] : first_read[each + 1]].tolist() for each in range(calls)]
     makers = [{int(call[each]) for each in own if row[each] < 0} for own in reads]
+
     latest = {int(call[each]) for each in needed.tolist() if row[each] < 0}
     chosen: set[int] = set()
     while latest:
         chosen |= latest
         latest = set().union(*(makers[each] for each in latest)) - chosen
+
     if joins:
         sites = {int(code[begin[each]]) for each in chosen}
         chosen |= {n for n in range(calls) if not makers[n] and int(code[begin[n]]) in sites}
+
     for number in range(calls):
         waits[number] = number not in chosen
         if waits[number]:
             kept[reads[number]] = 1
+
     return calls - len(chosen)
 
 
@@ -294,6 +309,7 @@ def place(
     members: list[list[int]] = [[] for _ in range(steps)]
     for number, own_step in enumerate(step[:calls].tolist()):
         members[own_step].append(number)
+
     for own_step, numbers in enumerate(members):
         site = sites[code[member[numbers[0]]]]
         first_rows = []
@@ -305,6 +321,7 @@ def place(
         signature = cast(Signature, site.signature)
         unused = [0] * (call.shape[1] - 2 - len(first_rows))
         call[own_step] = sites.signatures.index(signature), len(numbers), *first_rows, *unused
+
     entry = num_slices = 0
     for numbers in members:
         rows_read = [

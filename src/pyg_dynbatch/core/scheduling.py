@@ -1,32 +1,20 @@
 """Schedule recorded calls: which run together, in which order, and which rows they read."""
 
 from collections.abc import Iterator, Sequence
-from itertools import accumulate, chain, islice, pairwise
-from math import prod
-from operator import index
-from types import ModuleType
-from typing import Any, NamedTuple
+from itertools import islice, pairwise
+from typing import NamedTuple
 
 import numpy as np
 import torch
 
 from pyg_dynbatch.core import definitions
-from pyg_dynbatch.core.errors import Mismatch, mismatch
-from pyg_dynbatch.core.native import extension
+from pyg_dynbatch.core.errors import mismatch
+from pyg_dynbatch.core.joining import NO_NUMBERS, Constants, Joined, check_size, join, scheduler
 from pyg_dynbatch.core.policy import Policy, checked_policy
 from pyg_dynbatch.core.program import Call, Program
-from pyg_dynbatch.core.recording import (
-    CONSTANT,
-    ConstantRows,
-    Integers,
-    Recording,
-    Sites,
-    checked_recordings,
-    holds_rows_of,
-    is_count,
-)
+from pyg_dynbatch.core.recording import Integers, Recording, Sites, checked_recordings
 from pyg_dynbatch.core.steps import BufferSpec, IndexSlice, Output, Step, Steps, contiguous
-from pyg_dynbatch.core.types import RowType, describe, parts_of
+from pyg_dynbatch.core.types import describe
 
 
 def schedule_recordings(recordings: Sequence[Recording], policy: Policy = "depth") -> Steps:
@@ -56,14 +44,16 @@ def schedule_recordings(recordings: Sequence[Recording], policy: Policy = "depth
     policy = checked_policy(policy)
     recordings = checked_recordings(recordings, "schedule_recordings")
     if not recordings:
-        what = "schedule_recordings: the list of recordings is empty"
-        raise mismatch(ValueError, what, "at least one recording", 0)
+        problem = "schedule_recordings: the list of recordings is empty"
+        raise mismatch(ValueError, problem, "at least one recording", 0)
+
     joined = join(recordings)
     sites = joined.sites
     constants = joined.constants
     inputs = joined.first_input[-1]
     rows = np.array(constants.counts, dtype=np.int64) + inputs
-    _check_size("rows", int(rows.max(initial=0)) + joined.code.size)
+    check_size("rows", int(rows.max(initial=0)) + joined.code.size)
+
     values = Values(joined.code.size)
     records = Records(sites, joined.code, joined.begins, values)
     calls, merged = merge(records, constants, joined.outputs.values)
@@ -72,6 +62,7 @@ def schedule_recordings(recordings: Sequence[Recording], policy: Policy = "depth
     calls = fuse(calls, kept)
     steps, read = place(calls, policy, rows)
     flat, outputs = _place_outputs(joined, values, read)
+
     columns = zip(sites.row_types, constants.counts, inputs.tolist(), rows.tolist(), strict=True)
     return Steps(
         signatures=sites.signatures,
@@ -84,278 +75,6 @@ def schedule_recordings(recordings: Sequence[Recording], policy: Policy = "depth
         merged_calls=merged,
         fused=calls.programs,
     )
-
-
-_NOTHING = np.zeros(0, dtype=np.int32)
-
-
-def scheduler() -> ModuleType:
-    """Return the scheduler in C, or its definition in Python where there is no C."""
-    return extension() or definitions
-
-
-class Joined(NamedTuple):
-    """The recordings of a mini-batch as one; it is known to be valid."""
-
-    sites: Sites
-    code: np.ndarray
-    begins: np.ndarray  # where records begin
-    types: np.ndarray  # the row type of each value, -1 where there is none
-    constants: "Constants"
-    first_input: np.ndarray  # of each example and row type; a last line counts all
-    outputs: "_Outputs"
-
-
-def join(recordings: Sequence[Recording]) -> Joined:
-    """Join recordings; raise an error if one cannot have been recorded: C trusts their numbers."""
-    try:
-        return _joined(recordings)
-    except (TypeError, ValueError, LookupError, AttributeError, OverflowError) as error:
-        if error.args and isinstance(error.args[0], Mismatch):
-            raise  # of recordings that do not go together
-        problem = "schedule_recordings: the fields of a recording do not fit each other"
-        hint = "record the example again instead of changing its recording"
-        raise mismatch(ValueError, problem, "those that were recorded", hint=hint) from error
-
-
-def _joined(recordings: Sequence[Recording]) -> Joined:
-    """Join recordings; raise an error of any kind if one is invalid."""
-    sites, first_site = _joined_sites(recordings)
-    codes = [recording.code for recording in recordings]
-    outputs = _Outputs.of(recordings)
-    code = _joined_integers(codes)
-    num_inputs = _num_inputs(recordings, sites)
-    _check_size("integers", code.size)
-    given = list[int]()
-    last_given = list[int]()
-    for recording in recordings:
-        for site, pieces in recording.data.items():
-            given += index(site), sum(len(parts[0]) for parts in pieces)
-        last_given.append(len(given) // 2)
-    last_site = [n + len(r.sites) for n, r in zip(first_site, recordings, strict=True)]
-    per_example = [list(accumulate(map(len, codes))), first_site, last_site, last_given]
-    ends, first, last, last_constant = np.array(per_example, dtype=np.int64)
-    types = np.empty_like(code)
-    begins = np.empty_like(code)
-    records = scheduler().check(
-        sites=sites, code=code, ends=ends, examples=len(recordings), first_site=first,
-        last_site=last, num_sites=len(sites), num_inputs=num_inputs, types=num_inputs.shape[1],
-        constants=np.array(given, dtype=np.int64), last_constant=last_constant,
-        outputs=outputs.values, output_example=outputs.example, num_outputs=outputs.values.size,
-        begins=begins, type=types,
-    )  # fmt: skip
-    if records < 0:
-        raise ValueError("invalid records")
-    constants = _distinct_constants(recordings, sites, first_site)
-    first_input = np.zeros((1 + len(recordings), len(sites.row_types)), dtype=np.int64)
-    num_inputs.cumsum(0, out=first_input[1:])
-    _check_size("rows", int(first_input[-1].max(initial=0)))
-    if len(recordings) > 1:
-        move(sites, code, ends, 0, first, first_input)
-        outputs.values[:] += np.append(0, ends)[outputs.example].astype(np.int32)
-    return Joined(sites, code, begins[:records], types, constants, first_input, outputs)
-
-
-def _place_outputs(
-    joined: Joined, values: "Values", read: np.ndarray
-) -> tuple[np.ndarray, dict[str, Output]]:
-    """Append the rows of the outputs, and the example of each, to the flat index."""
-    flat = [read]
-    size = read.size
-    begin = 0
-    outputs = dict[str, Output]()
-    for name, end in joined.outputs.ends.items():
-        numbers = joined.outputs.values[begin:end]
-        example = joined.outputs.example[begin:end]
-        types = joined.types[numbers]
-        if types.size and (other := types[types != types[0]]).size:
-            what = f"schedule_recordings: output {name!r} has two types"
-            both = sorted((types[0], other[0]))
-            wanted, got = (describe(joined.sites.row_types[number]) for number in both)
-            raise mismatch(TypeError, what, wanted, got, hint="use a separate name for each type")
-        found = values.rows_of(numbers)
-        slice_ = IndexSlice(int(types[0]) if types.size else 0, size, found.size, contiguous(found))
-        outputs[name] = Output(slice_, size + found.size)
-        flat += [found, example]
-        size = size + 2 * found.size
-        begin = end
-    return np.concatenate(flat, dtype=np.int64), outputs
-
-
-class _Outputs(NamedTuple):
-    """The named outputs of all recordings, name by name."""
-
-    values: np.ndarray
-    example: np.ndarray  # of each value
-    ends: dict[str, int]  # of the values of each name
-
-    @classmethod
-    def of(cls, recordings: Sequence[Recording]) -> "_Outputs":
-        """Collect the outputs of recordings, as each numbers its values."""
-        names = dict.fromkeys(name for recording in recordings for name in recording.outputs)
-        found = [_NOTHING]
-        ends = dict[str, int]()
-        examples = list[int]()
-        lengths = list[int]()
-        for name in names:
-            for number, recording in enumerate(recordings):
-                if name in recording.outputs:
-                    found.append(recording.outputs[name])
-                    examples.append(number)
-                    lengths.append(len(found[-1]))
-            ends[name] = sum(lengths)
-        example = np.array(examples, dtype=np.int64).repeat(lengths)
-        return cls(_joined_integers(found), example, ends)
-
-
-def _num_inputs(recordings: Sequence[Recording], sites: Sites) -> np.ndarray:
-    """Count the input rows of each example and row type."""
-    counts = np.zeros((len(recordings), len(sites.row_types)), dtype=np.int64)
-    for number, recording in enumerate(recordings):
-        for row_type, rows in recording.num_inputs.items():
-            if row_type not in recording.sites.number_of_type or not is_count(rows):
-                raise ValueError("invalid num_inputs")
-            counts[number, sites.number_of_type[row_type]] = rows
-    return counts
-
-
-def _joined_integers(vectors: Sequence[Any]) -> np.ndarray:
-    """Join vectors of integers; raise an error if one is something else."""
-    joined = np.concatenate(vectors, dtype=np.int32, casting="safe")
-    if joined.ndim != 1:
-        raise ValueError("not a vector")
-    return joined
-
-
-def _check_size(name: str, size: int) -> None:
-    if size > np.iinfo(np.int32).max:
-        what = f"schedule_recordings: too many {name}"
-        wanted = "fewer than 2 ** 31"
-        raise mismatch(ValueError, what, wanted, size, hint="smaller mini-batches")
-
-
-def _joined_sites(recordings: Sequence[Recording]) -> tuple[Sites, list[int]]:
-    """Join the tables of recordings; also return where the sites of each recording begin."""
-    first: dict[Any, int] = {}
-    tables: list[Sites] = []
-    for recording in recordings:
-        if id(recording.sites) not in first:
-            # Of one model, too: each recording of autobatch has the sites that it uses.
-            if not recording.sites.are_valid:
-                raise ValueError("an invalid site")
-            if recording.sites not in first:
-                first[recording.sites] = sum(map(len, tables))
-                tables.append(recording.sites)
-            first[id(recording.sites)] = first[recording.sites]
-    sites = tables[0] if len(tables) == 1 else Sites(chain(*tables))
-    return sites, [first[id(recording.sites)] for recording in recordings]
-
-
-def move(
-    sites: Sites, code: np.ndarray, ends: np.ndarray | Sequence[int], base: int,
-    first_site: np.ndarray | Sequence[int], first_input: np.ndarray,
-) -> int:  # fmt: skip
-    """Renumber the sites, values and input rows of examples that have been put into one code.
-
-    Args:
-        sites: The table of all examples.
-        code: The records of all examples, which are changed.
-        ends: Where each example ends.
-        base: Where the first example begins in the code that values refer to.
-        first_site: For each example, where its sites begin in the table.
-        first_input: For each example, its first input row of each row type.
-
-    Returns:
-        The number of records; negative if a call then reads a value with a negative number.
-    """
-    places, firsts = (np.array(each, dtype=np.int64) for each in (ends, first_site))
-    records: int = scheduler().move(
-        sites=sites, code=code, ends=places, examples=len(ends), base=base, first_site=firsts,
-        first_input=np.ascontiguousarray(first_input), types=len(sites.row_types),
-    )  # fmt: skip
-    return records
-
-
-def begins_of(sites: Sites, code: np.ndarray, first: int = 0) -> np.ndarray:
-    """Return where the records begin from a place in the code on."""
-    begins = np.empty(code.size - first, dtype=np.int32)
-    count = scheduler().scan(sites=sites, code=code, first=first, size=code.size, begins=begins)
-    return begins[:count]
-
-
-class Constants(NamedTuple):
-    """The constants of a mini-batch, each different row once."""
-
-    rows: list[tuple[torch.Tensor, ...] | None]  # of each row type
-    counts: list[int]  # of each row type
-    number: np.ndarray  # for each constant, site by site, which of the different ones it is
-    row: np.ndarray  # of each of the different ones, within its row type
-    first: np.ndarray  # where the constants of each site begin in ``number``
-
-    @classmethod
-    def none(cls, sites: Sites) -> "Constants":
-        """Return no constants."""
-        types = len(sites.row_types)
-        first = np.zeros(len(sites), dtype=np.int64)
-        return cls([None] * types, [0] * types, _NOTHING, _NOTHING, first)
-
-
-def _distinct_constants(
-    recordings: Sequence[Recording], sites: Sites, first_site: Sequence[int]
-) -> Constants:
-    found = Constants.none(sites)
-    pieces = dict[int, list[ConstantRows]]()
-    for recording, base in zip(recordings, first_site, strict=True):
-        for site, parts in recording.data.items():
-            pieces.setdefault(base + site, []).extend(parts)
-    numbers = [_NOTHING]
-    rows = [_NOTHING]
-    total = different = 0
-    for kind, row_type in enumerate(sites.row_types):
-        mine = [n for n in pieces if sites[n] == (CONSTANT, (row_type,), None)]
-        for site in mine:
-            found.first[site] = total
-            total += sum(len(parts[0]) for parts in pieces[site])
-        if mine:
-            whole = _joined_rows([parts for site in mine for parts in pieces[site]], row_type)
-            number, first = _distinct_rows(whole)
-            numbers.append(number + np.int32(different))
-            rows.append(np.arange(first.size, dtype=np.int32))
-            # In the precision given: the engine converts them to its working precision.
-            found.rows[kind] = tuple(torch.from_numpy(part[first]) for part in whole)
-            found.counts[kind] = first.size
-            different += first.size
-    return found._replace(number=np.concatenate(numbers), row=np.concatenate(rows))
-
-
-def _joined_rows(pieces: Sequence[ConstantRows], row_type: RowType) -> ConstantRows:
-    """Join constants of one type; raise an error if some are not of the type."""
-    types = parts_of(row_type)
-    if len(types) > 1 and any(len(set(map(len, piece))) > 1 for piece in pieces):
-        raise ValueError("parts with different numbers of rows")
-    whole = tuple(np.concatenate(parts) for parts in zip(*pieces, strict=True))
-    if not all(map(holds_rows_of, whole, types)) or len(whole) != len(types):
-        raise ValueError("constants of other shapes or dtypes")
-    return whole
-
-
-def _distinct_rows(parts: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-    """Number the different rows; also return the first of each."""
-    # Compared byte by byte, so that nan equals itself and -0.0 differs from 0.0.
-    count = len(parts[0])
-    flat = (np.ascontiguousarray(p).reshape(count, prod(p.shape[1:])) for p in parts)
-    columns = [part.view(np.uint8) for part in flat]
-    rows = columns[0] if len(columns) == 1 else np.hstack(columns)
-    number = np.empty(count, dtype=np.int32)
-    first = np.empty(count, dtype=np.int32)
-    different = scheduler().distinct(
-        rows=np.ascontiguousarray(rows),
-        count=count,
-        width=rows.shape[1],
-        number=number,
-        first=first,
-    )
-    return number, first[:different]
 
 
 class Values:
@@ -412,8 +131,8 @@ class Calls(NamedTuple):
     read: np.ndarray  # the values that a call reads
     num_entries: int  # of the flat index
     fused: tuple[FusedProgram, ...] = ()
-    first_chain: np.ndarray = _NOTHING  # of each fused program, and the end
-    chain: np.ndarray = _NOTHING  # as C describes fused programs
+    first_chain: np.ndarray = NO_NUMBERS  # of each fused program, and the end
+    chain: np.ndarray = NO_NUMBERS  # as C describes fused programs
     most_outputs: int = 1
 
     @property
@@ -425,7 +144,7 @@ class Calls(NamedTuple):
 def merge(
     records: Records,
     constants: Constants,
-    outputs: np.ndarray = _NOTHING,
+    outputs: np.ndarray = NO_NUMBERS,
     *,
     merge_equal: bool = True,
 ) -> tuple[Calls, int]:
@@ -455,6 +174,7 @@ def merge(
         first_read=first_read, read=read, counts=counts,
     )  # fmt: skip
     _, num_reads, num_ragged, num_merged = counts.tolist()
+
     member = begin[:count]
     calls = Calls(
         records,
@@ -499,6 +219,7 @@ def fuse(calls: Calls, kept: np.ndarray, places: np.ndarray | None = None) -> Ca
     if native is definitions or not calls.num_calls:
         return calls  # an optimization that is made in C alone
     sites, code, _, values = calls.records
+
     entries = 3 + sites.most_arguments + 2 * sites.most_results  # of a program, per call
     kind, member, first_chain = np.empty((3, calls.num_calls + 1), dtype=np.int32)
     chain = np.empty(entries * calls.num_calls, dtype=np.int32)
@@ -511,6 +232,7 @@ def fuse(calls: Calls, kept: np.ndarray, places: np.ndarray | None = None) -> Ca
         first_member=calls.first_member, member=member, first_chain=first_chain,
         chain=chain, counts=counts,
     )  # fmt: skip
+
     num_fused, most_outputs = counts.tolist()
     ends = first_chain[: num_fused + 1].tolist() if num_fused else []
     programs = [_fused_program(sites, chain[begin:end]) for begin, end in pairwise(ends)]
@@ -530,18 +252,19 @@ def _fused_program(sites: Sites, code: np.ndarray) -> FusedProgram:
     """Decode a program that C describes; each is decoded once."""
     written = code.tobytes()
     if written not in sites.fused:
-        sites.fused[written] = _decoded(sites, code.tolist())
+        sites.fused[written] = _decoded_program(sites, code.tolist())
     fused: FusedProgram = sites.fused[written]
     return fused
 
 
-def _decoded(sites: Sites, code: Sequence[int]) -> FusedProgram:
+def _decoded_program(sites: Sites, code: Sequence[int]) -> FusedProgram:
     """Decode a program that ``write_chains`` of ``native/fuse.c`` has written.
 
     It refers to result ``r`` of call ``c`` by ``c * most_results + r``, and by -1 to the next
     operand.
     """
     num_calls, num_outputs = code[:2]
+
     place = 2
     operations = list[int]()
     references = list[Sequence[int]]()
@@ -550,26 +273,29 @@ def _decoded(sites: Sites, code: Sequence[int]) -> FusedProgram:
         end = place + 1 + len(sites.signatures[code[place]].inputs)
         references.append(code[place + 1 : end])
         place = end
+
     num_operands = sum(own.count(-1) for own in references)
     operands = iter(range(num_operands))
     types = [-1] * num_operands
     first_result = list[int]()
     calls = list[Call]()
     for operation, own in zip(operations, references, strict=True):
-        arguments = [
-            next(operands)
-            if each < 0
-            else first_result[each // sites.most_results] + each % sites.most_results
-            for each in own
-        ]
+        arguments = list[int]()
+        for reference in own:
+            if reference < 0:
+                arguments.append(next(operands))
+            else:
+                call, result = divmod(reference, sites.most_results)
+                arguments.append(first_result[call] + result)
         calls.append(Call(operation, tuple(arguments)))
         for value, row_type in zip(arguments, sites.argument_types[operation], strict=True):
             types[value] = row_type
         first_result.append(len(types))
         types += sites.result_types[operation]
-    ends = code[place : place + 2 * num_outputs]
+
+    pairs = code[place : place + 2 * num_outputs]
     outputs = [
-        first_result[call] + result for call, result in zip(ends[::2], ends[1::2], strict=True)
+        first_result[call] + result for call, result in zip(pairs[::2], pairs[1::2], strict=True)
     ]
     program = Program(num_operands, tuple(calls), tuple(outputs))
     return FusedProgram(program, types[:num_operands], [types[value] for value in outputs])
@@ -588,6 +314,7 @@ def place(calls: Calls, policy: Policy, rows: np.ndarray) -> tuple[tuple[Step, .
         agenda=int(policy == "agenda"), kind=calls.kind[: calls.num_calls], row=values.row,
         call=values.call, first_read=calls.first_read, read=calls.read, step=step,
     )  # fmt: skip
+
     index = np.empty(calls.num_entries, dtype=np.int64)
     of_steps = np.empty((num_steps, 2 + calls.most_outputs), dtype=np.int64)
     argument_types = [*sites.argument_types, *(each.argument_types for each in calls.fused)]
@@ -601,10 +328,10 @@ def place(calls: Calls, policy: Policy, rows: np.ndarray) -> tuple[tuple[Step, .
         first_member=calls.first_member, member=calls.member, first_chain=calls.first_chain,
         chain=calls.chain, row=values.row, free=rows, index=index, call=of_steps, slices=slices,
     )  # fmt: skip
-    return tuple(_listed(argument_types, result_types, of_steps.tolist(), slices)), index
+    return tuple(_decoded_steps(argument_types, result_types, of_steps.tolist(), slices)), index
 
 
-def _listed(
+def _decoded_steps(
     argument_types: list[list[int]],
     result_types: list[list[int]],
     of_steps: list[list[int]],
@@ -621,3 +348,32 @@ def _listed(
         # As many as the step with the most results has; the others are unused.
         results = tuple(zip(result_types[kind], first_rows, strict=False))
         yield Step(kind, size, tuple(arguments), results)
+
+
+def _place_outputs(
+    joined: Joined, values: Values, read: np.ndarray
+) -> tuple[np.ndarray, dict[str, Output]]:
+    """Append the rows of the outputs, and the example of each, to the flat index."""
+    flat = [read]
+    size = read.size
+    begin = 0
+    outputs = dict[str, Output]()
+    for name, end in joined.outputs.ends.items():
+        numbers = joined.outputs.values[begin:end]
+        example = joined.outputs.example[begin:end]
+        types = joined.types[numbers]
+        other_types = types[types != types[:1]]
+        if other_types.size:
+            problem = f"schedule_recordings: output {name!r} has two types"
+            both = sorted((types[0], other_types[0]))
+            expected, got = (describe(joined.sites.row_types[number]) for number in both)
+            hint = "use a separate name for each type"
+            raise mismatch(TypeError, problem, expected, got, hint=hint)
+        rows = values.rows_of(numbers)
+        row_type = int(types[0]) if types.size else 0
+        rows_read = IndexSlice(row_type, size, rows.size, contiguous(rows))
+        outputs[name] = Output(rows_read, size + rows.size)
+        flat += [rows, example]
+        size += 2 * rows.size
+        begin = end
+    return np.concatenate(flat, dtype=np.int64), outputs
