@@ -267,7 +267,8 @@ class NodeBudgetBatchSampler(BatchSampler):
             return self.sampler
         # One rank of one, without the examples that are repeated to make the shares equal.
         whole = copy(self.sampler)
-        whole.num_replicas, whole.rank = 1, 0
+        whole.num_replicas = 1
+        whole.rank = 0
         whole.num_samples = whole.total_size = len(self.sizes)
         return whole
 

@@ -63,10 +63,10 @@ def node_by_node(
         edges = (target == node).nonzero()[:, 0]
         rows = [done[int(source[edge])] for edge in edges]
         own, count = x[node : node + 1], len(rows)
-        first = 0 if layer.pairs else 1
+        first = 0 if layer.takes_pairs else 1
         star = torch.stack([torch.arange(count) + first, torch.zeros(count, dtype=torch.long)])
         given = {name: value[edges] for name, value in edge_rows.items()}
-        if layer.pairs:
+        if layer.takes_pairs:
             empty = x.new_empty(0, layer.state_channels or 0)
             below = torch.stack(rows) if rows else empty
             done[node] = layer.conv((below, own), star, **given)[0]

@@ -74,7 +74,8 @@ class PairTable:
         if isinstance(pairs, str) and pairs in _PAIR_SETS:
             lowest, highest = _PAIR_SETS[pairs]
         elif isinstance(pairs, int) and not isinstance(pairs, bool) and 1 <= pairs < FAR:
-            lowest, highest = 1, pairs
+            lowest = 1
+            highest = pairs
         else:
             raise mismatch(
                 ValueError,

@@ -391,7 +391,8 @@ class ChildSumTreeLSTMCell(_TreeLSTMCell):
         width = self.out_channels
         gates = projected[:, : 3 * width]
         if children is not None:
-            (h, c), segment_ids = children.rows, children.segment_ids
+            h, c = children.rows
+            segment_ids = children.segment_ids
             total = h.new_zeros(projected.size(0), width).index_add(0, segment_ids, h)
             gates = gates + functional.linear(total, self.weight_hidden[: 3 * width])
         u, i, o = gates.split(width, 1)
@@ -558,6 +559,7 @@ def run_levels(
     arity = cell.arity
     num_leaves, *level_inputs = schedule.level_inputs or (0,)
     leaf_size, *level_sizes = schedule.level_sizes or (0,)
+
     leaves = inputs[:num_leaves]
     if leaf_size > num_leaves:
         # One row for each of them, so that dropout inside the cell is drawn for each.
@@ -571,6 +573,7 @@ def run_levels(
     buffer = RowBuffer(schedule.num_nodes + 1, zero_rows=1)
     buffer.allocate(states, stored_dtypes(states))
     token = buffer.write(new_token(inputs), 1, states)
+
     most = _rows_per_call(cell, states)
     own_rows = call.own.split(level_inputs or [0])
     all_children = schedule.children
@@ -593,12 +596,14 @@ def run_levels(
             token = buffer.write(token, row + first, states)
             start = end
         row += level_size
+
     if not level_sizes and torch.is_grad_enabled():
         # A batch of single nodes: the recurrent weights still take part, with zero rows, as
         # distributed training expects a gradient of every parameter on every rank.
         nothing = schedule.index[:0]
         children = _as_children(arity, buffer.read(token, nothing), nothing, 0)
         token = buffer.write(token, 1, call.step(own_rows[0][:0], children))
+
     pick: Pick = (1, schedule.num_nodes)  # row 0 is the zeros of missing children
     if chosen is not None:
         pick = chosen + 1

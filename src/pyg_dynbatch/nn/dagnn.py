@@ -147,7 +147,8 @@ class DAGNN(nn.Module):
         for direction in DIRECTIONS[: 1 + bidirectional]:
             cells = (DAGNNCell(width, hidden_channels) for width in widths[:-1])
             self.layers.append(nn.ModuleList(RecursiveLayer(cell, direction) for cell in cells))
-        self.in_channels, self.out_channels = in_channels, len(self.layers) * sum(widths)
+        self.in_channels = in_channels
+        self.out_channels = len(self.layers) * sum(widths)
 
     def reset_parameters(self) -> None:
         """Reset all learnable parameters."""

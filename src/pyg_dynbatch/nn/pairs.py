@@ -65,8 +65,8 @@ class Pairs(MovablePlan):
     checksum: int | None = None
 
     def __post_init__(self) -> None:
-        """Locate the parts of the plan."""
-        self._parts, length = _layout(*self._counts())
+        """Locate the vectors of the plan."""
+        self._places, length = _layout(*self._counts())
         if self.plan.numel() != length:
             raise mismatch(ValueError, "Pairs: wrong length of the plan", length, self.plan.numel())
         self._remembered: dict[Hashable, Any] = {}
@@ -86,10 +86,10 @@ class Pairs(MovablePlan):
             [1, 2, 2]
         """
         atoms = checked_sizes("Pairs.all_pairs", sizes)
-        half = _triangles(atoms)
+        upper = _triangles(atoms)
         if not self_pairs:
-            half = half.filtered(half.first != half.second)
-        return cls._of_half(half, atoms, 0)
+            upper = upper.filtered(upper.first != upper.second)
+        return cls._of_upper(upper, atoms, 0)
 
     @classmethod
     def from_codes(
@@ -124,10 +124,10 @@ class Pairs(MovablePlan):
         if planned is not None:
             return planned
         code, num_codes = checked_codes(pair_code, atoms, kept, num_codes)
-        half = _triangles(atoms)._replace(code=code)
+        upper = _triangles(atoms)._replace(code=code)
         if kept is not None:
-            half = half.filtered(kept.cpu().numpy()[code])
-        return cls._of_half(half, atoms, num_codes)
+            upper = upper.filtered(kept.cpu().numpy()[code])
+        return cls._of_upper(upper, atoms, num_codes)
 
     @classmethod
     def _planned(
@@ -141,6 +141,7 @@ class Pairs(MovablePlan):
             return None
         if used is not None and used.numel() != num_codes:
             return None
+
         counts = np.zeros(3, dtype=np.int64)
         fields = {
             "molecules": atoms.size,
@@ -183,19 +184,20 @@ class Pairs(MovablePlan):
             ([0, 1], [1, 2], [0, 2])
         """
         atoms = checked_sizes("Pairs.from_pair_index", [num_atoms] if sizes is None else sizes)
-        half = _listed(pair_index.detach().cpu().numpy(), num_atoms, atoms)
-        return cls._of_half(half, atoms, 0).to(pair_index.device)
+        upper = _listed(pair_index.detach().cpu().numpy(), num_atoms, atoms)
+        return cls._of_upper(upper, atoms, 0).to(pair_index.device)
 
     @classmethod
-    def _of_half(cls, half: "_UpperPairs", atoms: np.ndarray, num_codes: int) -> "Pairs":
-        num_atoms, num_pairs = int(atoms.sum()), half.first.size
-        incidence = _incidence_of(half, num_atoms)
-        end, end_ptr = _ends_of(half)
+    def _of_upper(cls, upper: "_UpperPairs", atoms: np.ndarray, num_codes: int) -> "Pairs":
+        num_atoms = int(atoms.sum())
+        num_pairs = upper.first.size
+        incidence = _incidence_of(upper, num_atoms)
+        end, end_ptr = _ends_of(upper)
         order_entry, order_ptr = _orders_of(num_pairs, incidence)
-        parts = {
-            "first": half.first,
-            "second": half.second,
-            "column": half.column,
+        vectors = {
+            "first": upper.first,
+            "second": upper.second,
+            "column": upper.column,
             "ptr": incidence.ptr,
             "entry": incidence.entry,
             "other": incidence.other,
@@ -206,9 +208,10 @@ class Pairs(MovablePlan):
             "order_ptr": order_ptr,
         }
         if num_codes:
-            parts |= {"code": half.code} | _counts_of(half.code, incidence, num_codes)
+            vectors |= {"code": upper.code} | _counts_of(upper.code, incidence, num_codes)
         sizes = num_atoms, num_pairs, atoms.size, incidence.entry.size, num_codes
-        in_order = [parts[name] for name in _layout(*sizes)[0] if name in parts]
+        places, _ = _layout(*sizes)
+        in_order = [vectors[name] for name in places if name in vectors]
         plan = torch.from_numpy(np.concatenate(in_order, dtype=np.int32, casting="same_kind"))
         return cls(plan, *sizes)
 
@@ -228,14 +231,15 @@ class Pairs(MovablePlan):
             [4, 2]
         """
         atoms = np.diff(self.atom_ptr.cpu().numpy().astype(np.int64))
-        first, second = (part.cpu().numpy().astype(np.int64) for part in (self.first, self.second))
+        first = self.first.cpu().numpy().astype(np.int64)
+        second = self.second.cpu().numpy().astype(np.int64)
         code = self.code.cpu().numpy().astype(np.int64) if self.num_codes else first[:0]
         column = np.arange(self.num_pairs)
         blocks = []
         for start in range(0, self.num_pairs, max_pairs):
             chosen = slice(start, start + max_pairs)
-            half = _UpperPairs(first[chosen], second[chosen], column[chosen], code[chosen])
-            blocks.append(Pairs._of_half(half, atoms, self.num_codes).to(self.device))
+            upper = _UpperPairs(first[chosen], second[chosen], column[chosen], code[chosen])
+            blocks.append(Pairs._of_upper(upper, atoms, self.num_codes).to(self.device))
         return blocks
 
     # Reading.
@@ -243,7 +247,7 @@ class Pairs(MovablePlan):
     def _read(self, name: str) -> Tensor:
         if name.startswith("code") and not self.num_codes:
             raise no_codes()
-        return self.plan.narrow(0, *self._parts[name])
+        return self.plan.narrow(0, *self._places[name])
 
     first = plan_part("first", "The first atom of each pair: the lower number.")
     second = plan_part("second", "The second atom; of a self pair the same one.")
@@ -343,7 +347,7 @@ torch.serialization.add_safe_globals([Pairs])
 def _layout(
     atoms: int, pairs: int, molecules: int, entries: int, codes: int
 ) -> tuple[dict[str, tuple[int, int]], int]:
-    """Return where the parts of a plan begin and their lengths, and the length of the plan."""
+    """Return where the vectors of a plan begin and their lengths, and the length of the plan."""
     lengths = {
         "first": pairs,
         "second": pairs,
@@ -361,12 +365,12 @@ def _layout(
         "code_order": pairs if codes else 0,
         "code_ptr": codes + 1 if codes else 0,
     }
-    parts = {}
+    places = {}
     start = 0
     for name, length in lengths.items():
-        parts[name] = start, length
+        places[name] = start, length
         start += length
-    return parts, start
+    return places, start
 
 
 # Building the plan: the definition of what native/pairs.c computes.
@@ -383,7 +387,7 @@ class _UpperPairs(NamedTuple):
     def filtered(self, mask: np.ndarray) -> "_UpperPairs":
         """Keep some of the pairs."""
         chosen = np.flatnonzero(mask)
-        return _UpperPairs(*(part[chosen] if part.size else part for part in self))
+        return _UpperPairs(*(column[chosen] if column.size else column for column in self))
 
 
 class _Incidence(NamedTuple):
@@ -411,31 +415,32 @@ def _triangles(atoms: np.ndarray) -> _UpperPairs:
 def _listed(pair_index: np.ndarray, num_atoms: int, atoms: np.ndarray) -> _UpperPairs:
     """Sort a list of pairs and drop duplicates."""
     check_pair_index(pair_index, num_atoms, atoms)
-    low, high = pair_index.min(0), pair_index.max(0)
+    low = pair_index.min(0)
+    high = pair_index.max(0)
     key, column = np.unique(low.astype(np.int64) * num_atoms + high, return_index=True)
     first, second = np.divmod(key, max(num_atoms, 1))
     return _UpperPairs(first, second, column)
 
 
-def _incidence_of(half: _UpperPairs, num_atoms: int) -> _Incidence:
+def _incidence_of(upper: _UpperPairs, num_atoms: int) -> _Incidence:
     """List for every atom the pairs that contain it."""
-    number = np.arange(half.first.size)
-    proper = np.flatnonzero(half.first != half.second)
+    number = np.arange(upper.first.size)
+    proper = np.flatnonzero(upper.first != upper.second)
     # The pairs in which an atom is second come before those in which it is first.
-    atom = np.concatenate([half.second[proper], half.first])
+    atom = np.concatenate([upper.second[proper], upper.first])
     entry = np.concatenate([number[proper], number])
-    other = np.concatenate([half.first[proper], half.second])
+    other = np.concatenate([upper.first[proper], upper.second])
     order = np.argsort(atom, kind="stable")
     count = np.bincount(atom, minlength=num_atoms)
     return _Incidence(np.concatenate([[0], np.cumsum(count)]), entry[order], other[order])
 
 
-def _ends_of(half: _UpperPairs) -> tuple[np.ndarray, np.ndarray]:
+def _ends_of(upper: _UpperPairs) -> tuple[np.ndarray, np.ndarray]:
     """List the atoms of each pair, that of a self pair once, and where each pair begins."""
-    ptr = np.concatenate([[0], np.cumsum(2 - (half.first == half.second))])
+    ptr = np.concatenate([[0], np.cumsum(2 - (upper.first == upper.second))])
     end = np.empty(ptr[-1], dtype=np.int64)
-    end[ptr[:-1]] = half.first
-    end[ptr[1:] - 1] = half.second
+    end[ptr[:-1]] = upper.first
+    end[ptr[1:] - 1] = upper.second
     return end, ptr
 
 
@@ -704,15 +709,18 @@ class _PairLayers(Function):
         bias: Tensor,
     ) -> Tensor:
         middle, width = between.shape
+
         # Whole vectors of any processor.
         inner_room = -middle % 16
         outer_room = -following.size(0) % 16
         weight = functional.pad(between.t(), (0, inner_room)).contiguous()
         following_weight = functional.pad(following.t(), (0, outer_room)).contiguous()
+
         # A thread has molecules of its own.
         threads = torch.get_num_threads()
         share = torch.arange(threads + 1) * pairs.num_molecules // threads
         first_atoms = pairs.atom_ptr.index_select(0, share)
+
         sums = parts.new_zeros(pairs.num_atoms, following_weight.size(1))
         failed = loaded_extension().pair_layers(
             atoms=pairs.num_atoms, width=width, pairs=pairs.num_pairs, codes=own.size(0),

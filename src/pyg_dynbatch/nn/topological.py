@@ -92,7 +92,7 @@ class TopologicalConv(nn.Module):
         check_conv(conv)
         self.conv = conv
         widths = getattr(conv, "in_channels", None)
-        self.pairs = isinstance(widths, tuple)
+        self.takes_pairs = isinstance(widths, tuple)
         self.state_channels: int | None = widths[0] if isinstance(widths, tuple) else None
 
     def reset_parameters(self) -> None:
@@ -129,15 +129,18 @@ class TopologicalConv(nn.Module):
         x = rows_or_zeros("TopologicalConv", schedule, x)
         check_edge_rows(schedule.num_edges, enumerate(edge_rows, 2))
         check_edge_rows(schedule.num_edges, named_edge_rows.items())
+
         row = schedule.row
         sources = x.new_empty(0, self.state_channels or x.size(1))
         if not schedule.num_levels:
             return self._call(x, sources, row, edge_rows, named_edge_rows)
+
         positional = [_by_level(rows, schedule) for rows in edge_rows]
         named = {name: _by_level(rows, schedule) for name, rows in named_edge_rows.items()}
         in_level_order = torch.empty_like(x).index_copy(0, row - 1, x)
         children = schedule.children.split(list(schedule.level_children))
         segments = schedule.child_segment.split(list(schedule.level_children))
+
         buffer = RowBuffer(schedule.num_nodes + 1, zero_rows=1)
         token = new_token(x)
         first = 1
@@ -171,12 +174,12 @@ class TopologicalConv(nn.Module):
         """Call the layer on the graph of one level."""
         size = own.size(0)
         # Sources are numbered separately from targets, or come after them.
-        first = 0 if self.pairs else size
+        first = 0 if self.takes_pairs else size
         copies = torch.arange(first, first + sources.size(0), device=segment_ids.device)
         edge_index = torch.stack([copies, segment_ids])
-        x = (sources, own) if self.pairs else torch.cat([own, sources])
+        x = (sources, own) if self.takes_pairs else torch.cat([own, sources])
         updated = self.conv(x, edge_index, *edge_rows, **named_edge_rows)
-        expected = size if self.pairs else size + sources.size(0)
+        expected = size if self.takes_pairs else size + sources.size(0)
         check_updated(self.conv, updated, expected, sources.size(1))
         # The updated rows of the source copies, which a plain call computes too, are dropped.
         return updated[:size]

@@ -100,6 +100,7 @@ class WeaveConv(nn.Module):
         self.pair_out = pair_out
         self.norm = norm
         self.residual = residual
+
         self.lin_aa = nn.Linear(atom_in, width["aa"])
         self.lin_pa = nn.Linear(pair_in, width["pa"])
         self.lin_a = nn.Linear(width["aa"] + width["pa"], atom_out)
@@ -109,6 +110,7 @@ class WeaveConv(nn.Module):
             self.lin_pp = nn.Linear(pair_in, width["pp"])
             self.lin_p = nn.Linear(width["ap"] + width["pp"], pair_out)
             outs |= {"ap": width["ap"], "pp": width["pp"], "p": pair_out}
+
         if norm is not None:
             make = CountedBatchNorm if norm == "batch" else nn.LayerNorm
             self.norms = nn.ModuleDict({name: make(out) for name, out in outs.items()})
@@ -153,6 +155,7 @@ class WeaveConv(nn.Module):
         """
         if self._calls_between():
             return x
+
         bias = self.lin_ap.bias
         weight = torch.cat(self.lin_ap.weight.split(self.atom_in, 1))
         parts = functional.linear(x, weight, torch.cat([torch.zeros_like(bias), bias]))
@@ -186,12 +189,14 @@ class WeaveConv(nn.Module):
             between = self.norms["ap"](both).relu().sum(0)
         else:
             between = order_relu(parts, pairs)
+
         own = self._activated("pp", self.lin_pp(pair), pairs, coded)
         if calls_only(self.lin_p, forward=nn.Linear.forward):
             total = self._total(between, own, pairs, coded)
         else:
             own = code_rows(own, pairs) if coded else own
             total = self.lin_p(torch.cat([between.to(own.dtype), own], 1))
+
         updated = self._activated("p", total, pairs, coded=False)
         if self.residual and self.pair_in == self.pair_out:
             updated = updated + (code_rows(pair, pairs) if coded else pair)
@@ -221,6 +226,7 @@ class WeaveConv(nn.Module):
         following = after.lin_pa
         if not computes_layers(pairs, x, pair, self.lin_p.weight, following.weight):
             return None
+
         check_rows("WeaveConv", x, pair, (self.atom_in, self.pair_in), pairs, coded)
         own = self._activated("pp", self.lin_pp(pair), pairs, coded)
         weight_between, total = self._own_total(own)
@@ -365,10 +371,12 @@ class WeaveStack(nn.Module):
         size = self.pair_block
         if coded and size is not None and pairs.num_pairs > size and not self._needs_all_pairs():
             return self._by_blocks(x, table, pairs, size)
+
         convs = self._modules_in_order()
         pair = table
         for level, conv in enumerate(convs):
             if level + 2 == len(convs):
+                # The last module only sums the pairs that the one before it updates.
                 total = conv.sum_updated(convs[-1], x, pair, pairs, coded)
                 if total is not None:
                     x = conv.update_atoms(x, conv.sum_pairs(pair, pairs, coded=coded))
@@ -497,11 +505,13 @@ class CountedBatchNorm(nn.Module):
         if not self.training or (is_empty and not parallel):
             scale, shift = self.observe_and_scale(None)
             return torch.addcmul(shift, rows, scale)
+
         result_dtype = torch.promote_types(rows.dtype, self.weight.dtype)
         with without_autocast(rows):
             rows = in_single(rows)
             if counts is None:
-                counts, total = rows.new_ones(rows.size(0)), rows.size(0)
+                total = rows.size(0)
+                counts = rows.new_ones(total)
             elif total is None:
                 total = int(counts.sum(dtype=torch.float64))
             share = counts.to(rows.dtype) / max(total, 1)
@@ -519,7 +529,8 @@ class CountedBatchNorm(nn.Module):
         elif moments is not None and moments[2] == 0:
             moments = None
         if moments is None:
-            mean, var = self.running_mean, self.running_var
+            mean = self.running_mean
+            var = self.running_var
         else:
             mean, var, _ = moments
             self._observe(*moments)
@@ -596,12 +607,14 @@ class _Normalize(Function):
         mean = share @ rows
         centered = rows - mean
         var = share @ centered.square()
+
         moments = [mean, var]
         ctx.parallel = total is not None
         if total is not None:
             *moments, share_of_rank = _over_ranks(mean, var, total)
             centered += mean - moments[0]
             share = share * share_of_rank
+
         scale = torch.rsqrt(moments[1] + eps)
         centered *= scale
         ctx.save_for_backward(centered, share, scale * weight)
@@ -614,11 +627,15 @@ class _Normalize(Function):
         normalized, share, scale = ctx.saved_tensors
         grad_bias = gradient.sum(0)
         grad_weight = (gradient * normalized).sum(0)
-        total_bias, total_weight = grad_bias, grad_weight
+
         if ctx.parallel:
             totals = torch.stack([grad_bias, grad_weight])
             distributed.all_reduce(totals)
             total_bias, total_weight = totals
+        else:
+            total_bias = grad_bias
+            total_weight = grad_weight
+
         # g - c / n (sum of g + y times sum of g y), then the scale
         grad_rows = torch.addcmul(total_bias, normalized, total_weight)
         grad_rows *= -share[:, None]

@@ -70,14 +70,17 @@ class TreeLSTM(nn.Module):
         check_no_transforms("TreeLSTM")
         features = tensor_of("TreeLSTM", "features", features)
         if features.dim() != 2 or features.size(1) != self.in_features or not features.size(0):
-            wanted, got = f"[1 or more nodes, {self.in_features}]", describe_value(features)
-            raise mismatch(TypeError, "TreeLSTM: invalid features", wanted, got)
+            expected = f"[1 or more nodes, {self.in_features}]"
+            got = describe_value(features)
+            raise mismatch(TypeError, "TreeLSTM: invalid features", expected, got)
         check_precision("TreeLSTM", features, self.W_iou)
+
         edges = array_of(edges_of("TreeLSTM", adjacency_list))
         schedule = levels_of("TreeLSTM", edges, features.size(0))
-        orders = {"node_order": node_order, "edge_order": edge_order}
-        given = (array_of(tensor_of("TreeLSTM", *each)) for each in orders.items())
-        _check_orders(schedule, edges, *given)
+        node_steps = array_of(tensor_of("TreeLSTM", "node_order", node_order))
+        edge_steps = array_of(tensor_of("TreeLSTM", "edge_order", edge_order))
+        _check_orders(schedule, edges, node_steps, edge_steps)
+
         schedule = schedule.to(features.device)
         inputs = features.index_select(0, schedule.input_node)
         return tree_lstm(schedule, inputs, self._weights())
@@ -93,9 +96,11 @@ class TreeLSTM(nn.Module):
                 expected = f"an nn.Linear with{'' if has_bias else 'out'} bias, without hooks"
                 hint = "torch.nn.utils.parametrize changes a weight"
                 raise mismatch(ValueError, problem, expected, repr(layer), hint=hint)
-        iou, f = self.W_iou, self.W_f
-        pairs = (iou.weight, f.weight), (self.U_iou.weight, self.U_f.weight), (iou.bias, f.bias)
-        return [in_gate_order(*pair) for pair in pairs]
+        return [
+            in_gate_order(self.W_iou.weight, self.W_f.weight),
+            in_gate_order(self.U_iou.weight, self.U_f.weight),
+            in_gate_order(self.W_iou.bias, self.W_f.bias),
+        ]
 
 
 def _check_orders(
