@@ -41,6 +41,316 @@ NODE_FIELDS = ("depth", "token", "x", "y", "has_input")
 EDGE_FIELDS = ("child_slot",)
 _NAMED = (*NODE_FIELDS, *EDGE_FIELDS, "root_index")
 
+
+class DynTreeData(Data):
+    """One tree, DAG or forest, with the fields that batching needs.
+
+    Edges point from child to parent. Children may be ordered (``child_slot`` counts) or not
+    (``child_slot`` follows the order of the edges); a gap in the slots is a missing child.
+
+    ============== ================================================ ==============
+    field          dtype and shape                                  collated by
+    ============== ================================================ ==============
+    ``edge_index`` int64 [2, edge]: row 0 child, row 1 parent       + nodes, dim 1
+    ``child_slot`` int64 [edge], from 0                             dim 0
+    ``depth``      int64 [node]: 0, or 1 + that of deepest child    dim 0
+    ``token``      int64 [node], optional                           dim 0
+    ``x``          float [node, feature], optional                  dim 0
+    ``has_input``  bool [node], optional: nodes with an input       dim 0
+    ``y``          int64 or float [node], optional                  dim 0
+    ``root_index`` int64 [root]                                     + nodes, dim 0
+    ``target``     any [1] or [1, value], optional                  dim 0
+    ``num_nodes``  int, always set                                  sum
+    ============== ================================================ ==============
+
+    ``child_slot``, ``depth`` and ``root_index`` are computed where they are left out. Fields that
+    are None are not stored at all, and all examples of one data set must hold the same fields.
+
+    Args:
+        edge_index: Edges, child to parent; ``torch.empty(2, 0, dtype=torch.long)`` for one node.
+        child_slot: Position of each edge's child among its siblings.
+        depth: Depth of every node.
+        num_nodes: Number of nodes; by default the length of ``depth``, ``token``, ``x`` or ``y``.
+        **fields: The other fields of the table, and your own. Where ``has_input`` is false,
+            ``token`` and ``x`` are not read; without it they are read everywhere. In ``token``, -1
+            is no token; in ``y``, -1 (float: nan) is no label.
+
+    Raises:
+        ValueError: If ``edge_index`` has a cycle, an invalid shape or dtype, or names a missing
+            node, or if the number of nodes is unknown.
+
+    Example:
+        >>> token = torch.tensor([4, 7, -1])
+        >>> edge_index = torch.tensor([[0, 1], [2, 2]])
+        >>> tree = DynTreeData(edge_index, token=token, has_input=token >= 0)
+        >>> tree.depth, tree.child_slot, tree.root_index
+        (tensor([0, 0, 1]), tensor([0, 1]), tensor([2]))
+    """
+
+    # No argument is required: PyG calls the class without any when it takes a batch apart.
+    def __init__(
+        self,
+        edge_index: Tensor | None = None,
+        child_slot: Tensor | None = None,
+        depth: Tensor | None = None,
+        *,
+        num_nodes: int | None = None,
+        **fields: Any,
+    ) -> None:
+        super().__init__()
+        if edge_index is not None:
+            _check_edge_form(edge_index, name="DynTreeData")
+            if num_nodes is None:
+                num_nodes = _nodes_of({"depth": depth, **fields})
+            if depth is None:
+                depth = depth_of(edge_index, num_nodes)
+            if child_slot is None:
+                child_slot = slots_of(edge_index, num_nodes)
+            if fields.get("root_index") is None:
+                fields["root_index"] = roots_of(edge_index, num_nodes)
+        structure = {"edge_index": edge_index, "child_slot": child_slot, "depth": depth}
+        for key, value in {**structure, **fields, "num_nodes": num_nodes}.items():
+            if value is not None:
+                setattr(self, key, value)
+
+    def is_node_attr(self, key: str) -> bool:
+        """Return whether a field has one row per node."""
+        # PyG guesses by length, and a DAG may have as many edges as nodes.
+        return key in NODE_FIELDS if key in _NAMED else super().is_node_attr(key)
+
+    def is_edge_attr(self, key: str) -> bool:
+        """Return whether a field has one row per edge."""
+        return key in EDGE_FIELDS if key in _NAMED else super().is_edge_attr(key)
+
+    def subgraph(self, subset: Tensor) -> "DynTreeData":
+        """Return some nodes and the edges among them; slots stay, depths and roots are new."""
+        return super().subgraph(subset)._of_own_edges()
+
+    def edge_subgraph(self, subset: Tensor) -> "DynTreeData":
+        """Return all nodes and some edges; slots stay, depths and roots are new."""
+        return super().edge_subgraph(subset)._of_own_edges()
+
+    def _of_own_edges(self) -> "DynTreeData":
+        if "edge_index" in self:
+            num_nodes = int(self.num_nodes or 0)
+            self.depth = depth_of(self.edge_index, num_nodes)
+            self.root_index = roots_of(self.edge_index, num_nodes)
+        return self
+
+    def sort(self, sort_by_row: bool = True) -> "DynTreeData":
+        """Return the tree with edges sorted by child, or by parent, and their slots."""
+        # Not PyG's, which takes every field with as many rows as edges for one of edges.
+        major, minor = self.edge_index if sort_by_row else self.edge_index.flip(0)
+        return self.edge_subgraph((major * self.num_nodes + minor).argsort(stable=True))
+
+    def coalesce(self) -> "DynTreeData":
+        """Return the tree with sorted edges, of which all stay: their slots differ."""
+        return self.sort()
+
+    def validate(self, require_tree: bool = False) -> "DynTreeData":
+        """Check every field, and return the example itself.
+
+        Args:
+            require_tree: Whether there must be exactly one root, and every node must have at most
+                one parent.
+
+        Raises:
+            ValueError: At the first fault: no nodes, an invalid shape or dtype, an edge out
+                of range, a cycle, a slot taken twice, a second parent, wrong depths or roots, a
+                token or label below -1.
+
+        Example:
+            >>> DynTreeData(torch.tensor([[0, 0], [1, 2]]), num_nodes=3).validate(require_tree=True)
+            Traceback (most recent call last):
+            ...
+            ValueError: DynTreeData: node 0 has two parents.
+              expected: at most one parent, as in a tree
+              got:      parents 1, 2
+              try:      allow DAGs, or copy the shared part once for each parent
+        """
+        # PyG guesses, with a warning, if the number of nodes is not set.
+        num_nodes = int(self.num_nodes or 0) if "num_nodes" in self else 0
+        if num_nodes < 1:
+            raise _fault("the tree is empty", "at least one node", 0)
+        _check_forms(self, num_nodes)
+        _check_depth(self, num_nodes)
+        _check_slots(self)
+        if require_tree:
+            _check_single_parents(self, num_nodes)
+        num_roots = _check_roots(self, num_nodes, name="DynTreeData")
+        if require_tree and num_roots != 1:
+            roots = f"{num_roots}: nodes {_shown(array_of(self.root_index))}"
+            raise _fault("wrong number of roots", 1, roots)
+        input_mask(getattr(self, "has_input", None))
+        _check_at_least_minus_one(self, "token")
+        _check_at_least_minus_one(self, "y")
+        return self
+
+
+class Collater(PlanningCollater):
+    """Merge examples as PyG does, check them, and attach the schedule of the whole batch.
+
+    The batch holds ``schedule``; for both directions it is the bottom-up one, and
+    ``schedule_down`` the top-down one. Nodes read an input where ``has_input`` is true; without it
+    all do. Tuples, lists and dicts of examples are merged as in PyG. Examples that would be trees
+    if all edges were reversed are warned of, once.
+
+    Args:
+        dataset: Not used; PyG's first argument.
+        follow_batch: Fields that get a vector of example numbers, as in PyG.
+        exclude_keys: Fields to leave out, as in PyG.
+        arity: Child slots of the cell, N for an N-ary cell; None for any number of children.
+        direction: ``"bottom_up"``, ``"top_down"``, or ``"both"``.
+
+    Raises:
+        ValueError: On calling, if there is no example, if the examples differ in their fields (PyG
+            would silently drop some), or if an example cannot be scheduled; its number in the batch
+            is named.
+
+    Example:
+        >>> import torch
+        >>> from pyg_dynbatch.trees.data import DynTreeData
+        >>> tree = DynTreeData(torch.tensor([[0, 1], [2, 2]]), num_nodes=3)
+        >>> batch = Collater()([tree, tree])
+        >>> batch.schedule.level_sizes, batch.root_index.tolist()
+        ((4, 2), [2, 5])
+    """
+
+    needed = "edge_index"
+
+    def __init__(
+        self,
+        dataset: object = None,
+        follow_batch: Sequence[str] | None = None,
+        exclude_keys: Sequence[str] | None = None,
+        *,
+        arity: int | None = None,
+        direction: str = "bottom_up",
+    ) -> None:
+        super().__init__(dataset, follow_batch, exclude_keys)
+        self.arity = count_or_none("Collater: arity", arity)
+        self.direction = direction
+        checked_choice("Collater: unknown direction", direction, (*DIRECTIONS, "both"))
+
+    def _attach(self, merged: Batch) -> None:
+        store = merged.stores[0]
+        num_nodes = int(merged.num_nodes)
+        check_tokens("Collater", store.get("token"))
+        has_input = store.get("has_input")
+        if not isinstance(has_input, Tensor):  # a list has no rows to check
+            input_mask(has_input)
+        _check_merged(merged)
+        directions = DIRECTIONS if self.direction == "both" else (self.direction,)
+        for key, each in zip(("schedule", "schedule_down"), directions, strict=False):
+            # As `Columns` sets fields.
+            store._mapping[key] = derive_levels("Collater", store, num_nodes, self.arity, each)
+        if self.may_warn and _is_upside_down(store["schedule"], store["edge_index"]):
+            self._warn_of_reversed_edges()
+        if isinstance(merged, DynTreeData) and "root_index" in store:
+            _check_roots_of_batch(merged, num_nodes)
+
+    def _warn_of_reversed_edges(self) -> None:
+        self.may_warn = False
+        worker = get_worker_info()
+        if worker is not None and worker.id > 0:
+            return
+        text = mismatch_text(
+            "Collater: the edges of trees seem to point from parent to child",
+            "edge_index[0] the children",
+            "trees only if all edges are reversed",
+            hint="edge_index.flip(0)",
+        )
+        warnings.warn(text, stacklevel=4)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(arity={self.arity}, direction={self.direction!r})"
+
+
+class DataLoader(PlanningLoader):
+    """Load mini-batches whose schedule was attached in the worker process.
+
+    PyG's loader with the ``Collater`` of this package. In all else it is torch's ``DataLoader``:
+    with ``shuffle=True`` every ``iter`` draws a new order, from ``generator`` or from torch's
+    global generator, and nothing is kept between passes.
+
+    Args:
+        dataset: Data set or list of ``Data``.
+        batch_size: Examples per batch; left out with ``batch_sampler``. Pass it by name inside a
+            Lightning hook: Lightning cannot rebuild a loader that has it by position.
+        shuffle: Whether to shuffle, differently in every pass.
+        arity: Child slots of the cell; None for any number of children.
+        direction: ``"bottom_up"``, ``"top_down"`` or ``"both"``.
+        follow_batch: As in PyG.
+        exclude_keys: As in PyG.
+        **kwargs: As in ``torch.utils.data.DataLoader``: ``generator``, ``batch_sampler``,
+            ``num_workers``, …; with ``collate_fn``, a ``Collater``, its options are used instead of
+            those given here.
+
+    Raises:
+        TypeError: If ``collate_fn`` is given and is not a ``Collater``.
+        ValueError: If the sizes of a ``NodeBudgetBatchSampler`` belong to a different data set.
+
+    Example:
+        >>> import torch
+        >>> from pyg_dynbatch.trees.data import DynTreeData
+        >>> tree = DynTreeData(torch.tensor([[0, 1], [2, 2]]), num_nodes=3)
+        >>> [batch.schedule.num_nodes for batch in DataLoader([tree] * 5, batch_size=2)]
+        [6, 6, 3]
+    """
+
+    # Lightning rebuilds loaders from attributes of the same names, so every option is kept.
+    def __init__(
+        self,
+        dataset: Any,
+        batch_size: int | None = 1,
+        shuffle: bool | None = False,
+        *,
+        arity: int | None = None,
+        direction: str = "bottom_up",
+        follow_batch: Sequence[str] | None = None,
+        exclude_keys: Sequence[str] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        self.arity = arity
+        self.direction = direction
+        collater = Collater(dataset, follow_batch, exclude_keys, arity=arity, direction=direction)
+        super().__init__(
+            dataset,
+            batch_size,
+            shuffle,
+            collater,
+            follow_batch=follow_batch,
+            exclude_keys=exclude_keys,
+            **kwargs,
+        )
+
+
+def children_of(data: Data) -> list[list[tuple[int, int]]]:
+    """List slot and number of the children of every node, in the order of the slots."""
+    children: list[list[tuple[int, int]]] = [[] for _ in range(int(data.num_nodes or 0))]
+    edges = zip(data.child_slot.tolist(), *data.edge_index.tolist(), strict=True)
+    for slot, child, parent in sorted(edges):
+        children[parent].append((slot, child))
+    return children
+
+
+def depths_below(parents: Sequence[int]) -> list[int]:
+    """Compute the depths of a tree from the parent of every node, which has a lower number."""
+    depths = [0] * len(parents)
+    for node in range(len(parents) - 1, 0, -1):
+        above = parents[node]
+        depths[above] = max(depths[above], depths[node] + 1)
+    return depths
+
+
+# Without this PyG warns and falls back to an unsafe load when it reads a saved example.
+torch.serialization.add_safe_globals([DynTreeData, DataEdgeAttr, DataTensorAttr, GlobalStorage])
+for _kind in (Data, DynTreeData):
+    allow_batches(_kind)
+
+
+# Checks.
+
 _INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _DTYPES: dict[str, tuple[torch.dtype, ...]] = {
@@ -209,151 +519,6 @@ def _nodes_of(fields: Mapping[str, Any]) -> int:
     raise _fault(problem, expected, got, "pass num_nodes=…")
 
 
-class DynTreeData(Data):
-    """One tree, DAG or forest, with the fields that batching needs.
-
-    Edges point from child to parent. Children may be ordered (``child_slot`` counts) or not
-    (``child_slot`` follows the order of the edges); a gap in the slots is a missing child.
-
-    ============== ================================================ ==============
-    field          dtype and shape                                  collated by
-    ============== ================================================ ==============
-    ``edge_index`` int64 [2, edge]: row 0 child, row 1 parent       + nodes, dim 1
-    ``child_slot`` int64 [edge], from 0                             dim 0
-    ``depth``      int64 [node]: 0, or 1 + that of deepest child    dim 0
-    ``token``      int64 [node], optional                           dim 0
-    ``x``          float [node, feature], optional                  dim 0
-    ``has_input``  bool [node], optional: nodes with an input       dim 0
-    ``y``          int64 or float [node], optional                  dim 0
-    ``root_index`` int64 [root]                                     + nodes, dim 0
-    ``target``     any [1] or [1, value], optional                  dim 0
-    ``num_nodes``  int, always set                                  sum
-    ============== ================================================ ==============
-
-    ``child_slot``, ``depth`` and ``root_index`` are computed where they are left out. Fields that
-    are None are not stored at all, and all examples of one data set must hold the same fields.
-
-    Args:
-        edge_index: Edges, child to parent; ``torch.empty(2, 0, dtype=torch.long)`` for one node.
-        child_slot: Position of each edge's child among its siblings.
-        depth: Depth of every node.
-        num_nodes: Number of nodes; by default the length of ``depth``, ``token``, ``x`` or ``y``.
-        **fields: The other fields of the table, and your own. Where ``has_input`` is false,
-            ``token`` and ``x`` are not read; without it they are read everywhere. In ``token``, -1
-            is no token; in ``y``, -1 (float: nan) is no label.
-
-    Raises:
-        ValueError: If ``edge_index`` has a cycle, an invalid shape or dtype, or names a missing
-            node, or if the number of nodes is unknown.
-
-    Example:
-        >>> token = torch.tensor([4, 7, -1])
-        >>> edge_index = torch.tensor([[0, 1], [2, 2]])
-        >>> tree = DynTreeData(edge_index, token=token, has_input=token >= 0)
-        >>> tree.depth, tree.child_slot, tree.root_index
-        (tensor([0, 0, 1]), tensor([0, 1]), tensor([2]))
-    """
-
-    # No argument is required: PyG calls the class without any when it takes a batch apart.
-    def __init__(
-        self,
-        edge_index: Tensor | None = None,
-        child_slot: Tensor | None = None,
-        depth: Tensor | None = None,
-        *,
-        num_nodes: int | None = None,
-        **fields: Any,
-    ) -> None:
-        super().__init__()
-        if edge_index is not None:
-            _check_edge_form(edge_index, name="DynTreeData")
-            if num_nodes is None:
-                num_nodes = _nodes_of({"depth": depth, **fields})
-            if depth is None:
-                depth = depth_of(edge_index, num_nodes)
-            if child_slot is None:
-                child_slot = slots_of(edge_index, num_nodes)
-            if fields.get("root_index") is None:
-                fields["root_index"] = roots_of(edge_index, num_nodes)
-        structure = {"edge_index": edge_index, "child_slot": child_slot, "depth": depth}
-        for key, value in {**structure, **fields, "num_nodes": num_nodes}.items():
-            if value is not None:
-                setattr(self, key, value)
-
-    def is_node_attr(self, key: str) -> bool:
-        """Return whether a field has one row per node."""
-        # PyG guesses by length, and a DAG may have as many edges as nodes.
-        return key in NODE_FIELDS if key in _NAMED else super().is_node_attr(key)
-
-    def is_edge_attr(self, key: str) -> bool:
-        """Return whether a field has one row per edge."""
-        return key in EDGE_FIELDS if key in _NAMED else super().is_edge_attr(key)
-
-    def subgraph(self, subset: Tensor) -> "DynTreeData":
-        """Return some nodes and the edges among them; slots stay, depths and roots are new."""
-        return super().subgraph(subset)._of_own_edges()
-
-    def edge_subgraph(self, subset: Tensor) -> "DynTreeData":
-        """Return all nodes and some edges; slots stay, depths and roots are new."""
-        return super().edge_subgraph(subset)._of_own_edges()
-
-    def _of_own_edges(self) -> "DynTreeData":
-        if "edge_index" in self:
-            num_nodes = int(self.num_nodes or 0)
-            self.depth = depth_of(self.edge_index, num_nodes)
-            self.root_index = roots_of(self.edge_index, num_nodes)
-        return self
-
-    def sort(self, sort_by_row: bool = True) -> "DynTreeData":
-        """Return the tree with edges sorted by child, or by parent, and their slots."""
-        # Not PyG's, which takes every field with as many rows as edges for one of edges.
-        major, minor = self.edge_index if sort_by_row else self.edge_index.flip(0)
-        return self.edge_subgraph((major * self.num_nodes + minor).argsort(stable=True))
-
-    def coalesce(self) -> "DynTreeData":
-        """Return the tree with sorted edges, of which all stay: their slots differ."""
-        return self.sort()
-
-    def validate(self, require_tree: bool = False) -> "DynTreeData":
-        """Check every field, and return the example itself.
-
-        Args:
-            require_tree: Whether there must be exactly one root, and every node must have at most
-                one parent.
-
-        Raises:
-            ValueError: At the first fault: no nodes, an invalid shape or dtype, an edge out
-                of range, a cycle, a slot taken twice, a second parent, wrong depths or roots, a
-                token or label below -1.
-
-        Example:
-            >>> DynTreeData(torch.tensor([[0, 0], [1, 2]]), num_nodes=3).validate(require_tree=True)
-            Traceback (most recent call last):
-            ...
-            ValueError: DynTreeData: node 0 has two parents.
-              expected: at most one parent, as in a tree
-              got:      parents 1, 2
-              try:      allow DAGs, or copy the shared part once for each parent
-        """
-        # PyG guesses, with a warning, if the number of nodes is not set.
-        num_nodes = int(self.num_nodes or 0) if "num_nodes" in self else 0
-        if num_nodes < 1:
-            raise _fault("the tree is empty", "at least one node", 0)
-        _check_forms(self, num_nodes)
-        _check_depth(self, num_nodes)
-        _check_slots(self)
-        if require_tree:
-            _check_single_parents(self, num_nodes)
-        num_roots = _check_roots(self, num_nodes, name="DynTreeData")
-        if require_tree and num_roots != 1:
-            roots = f"{num_roots}: nodes {_shown(array_of(self.root_index))}"
-            raise _fault("wrong number of roots", 1, roots)
-        input_mask(getattr(self, "has_input", None))
-        _check_at_least_minus_one(self, "token")
-        _check_at_least_minus_one(self, "y")
-        return self
-
-
 def _check_rows(
     node_starts: np.ndarray, field_starts: Mapping[str, np.ndarray], edge_index: np.ndarray
 ) -> None:
@@ -438,165 +603,3 @@ def _is_upside_down(schedule: Levels, edge_index: Tensor) -> bool:
         return False
     child, parent = map(np.bincount, array_of(edge_index))
     return bool(child.max(initial=0) > 1 and parent.max(initial=0) <= 1)
-
-
-class Collater(PlanningCollater):
-    """Merge examples as PyG does, check them, and attach the schedule of the whole batch.
-
-    The batch holds ``schedule``; for both directions it is the bottom-up one, and
-    ``schedule_down`` the top-down one. Nodes read an input where ``has_input`` is true; without it
-    all do. Tuples, lists and dicts of examples are merged as in PyG. Examples that would be trees
-    if all edges were reversed are warned of, once.
-
-    Args:
-        dataset: Not used; PyG's first argument.
-        follow_batch: Fields that get a vector of example numbers, as in PyG.
-        exclude_keys: Fields to leave out, as in PyG.
-        arity: Child slots of the cell, N for an N-ary cell; None for any number of children.
-        direction: ``"bottom_up"``, ``"top_down"``, or ``"both"``.
-
-    Raises:
-        ValueError: On calling, if there is no example, if the examples differ in their fields (PyG
-            would silently drop some), or if an example cannot be scheduled; its number in the batch
-            is named.
-
-    Example:
-        >>> import torch
-        >>> from pyg_dynbatch.trees.data import DynTreeData
-        >>> tree = DynTreeData(torch.tensor([[0, 1], [2, 2]]), num_nodes=3)
-        >>> batch = Collater()([tree, tree])
-        >>> batch.schedule.level_sizes, batch.root_index.tolist()
-        ((4, 2), [2, 5])
-    """
-
-    needed = "edge_index"
-
-    def __init__(
-        self,
-        dataset: object = None,
-        follow_batch: Sequence[str] | None = None,
-        exclude_keys: Sequence[str] | None = None,
-        *,
-        arity: int | None = None,
-        direction: str = "bottom_up",
-    ) -> None:
-        super().__init__(dataset, follow_batch, exclude_keys)
-        self.arity = count_or_none("Collater: arity", arity)
-        self.direction = direction
-        checked_choice("Collater: unknown direction", direction, (*DIRECTIONS, "both"))
-
-    def _attach(self, merged: Batch) -> None:
-        store = merged.stores[0]
-        num_nodes = int(merged.num_nodes)
-        check_tokens("Collater", store.get("token"))
-        has_input = store.get("has_input")
-        if not isinstance(has_input, Tensor):  # a list has no rows to check
-            input_mask(has_input)
-        _check_merged(merged)
-        directions = DIRECTIONS if self.direction == "both" else (self.direction,)
-        for key, each in zip(("schedule", "schedule_down"), directions, strict=False):
-            # As `Columns` sets fields.
-            store._mapping[key] = derive_levels("Collater", store, num_nodes, self.arity, each)
-        if self.may_warn and _is_upside_down(store["schedule"], store["edge_index"]):
-            self._warn_of_reversed_edges()
-        if isinstance(merged, DynTreeData) and "root_index" in store:
-            _check_roots_of_batch(merged, num_nodes)
-
-    def _warn_of_reversed_edges(self) -> None:
-        self.may_warn = False
-        worker = get_worker_info()
-        if worker is not None and worker.id > 0:
-            return
-        text = mismatch_text(
-            "Collater: the edges of trees seem to point from parent to child",
-            "edge_index[0] the children",
-            "trees only if all edges are reversed",
-            hint="edge_index.flip(0)",
-        )
-        warnings.warn(text, stacklevel=4)
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}(arity={self.arity}, direction={self.direction!r})"
-
-
-class DataLoader(PlanningLoader):
-    """Load mini-batches whose schedule was attached in the worker process.
-
-    PyG's loader with the ``Collater`` of this package. In all else it is torch's ``DataLoader``:
-    with ``shuffle=True`` every ``iter`` draws a new order, from ``generator`` or from torch's
-    global generator, and nothing is kept between passes.
-
-    Args:
-        dataset: Data set or list of ``Data``.
-        batch_size: Examples per batch; left out with ``batch_sampler``. Pass it by name inside a
-            Lightning hook: Lightning cannot rebuild a loader that has it by position.
-        shuffle: Whether to shuffle, differently in every pass.
-        arity: Child slots of the cell; None for any number of children.
-        direction: ``"bottom_up"``, ``"top_down"`` or ``"both"``.
-        follow_batch: As in PyG.
-        exclude_keys: As in PyG.
-        **kwargs: As in ``torch.utils.data.DataLoader``: ``generator``, ``batch_sampler``,
-            ``num_workers``, …; with ``collate_fn``, a ``Collater``, its options are used instead of
-            those given here.
-
-    Raises:
-        TypeError: If ``collate_fn`` is given and is not a ``Collater``.
-        ValueError: If the sizes of a ``NodeBudgetBatchSampler`` belong to a different data set.
-
-    Example:
-        >>> import torch
-        >>> from pyg_dynbatch.trees.data import DynTreeData
-        >>> tree = DynTreeData(torch.tensor([[0, 1], [2, 2]]), num_nodes=3)
-        >>> [batch.schedule.num_nodes for batch in DataLoader([tree] * 5, batch_size=2)]
-        [6, 6, 3]
-    """
-
-    # Lightning rebuilds loaders from attributes of the same names, so every option is kept.
-    def __init__(
-        self,
-        dataset: Any,
-        batch_size: int | None = 1,
-        shuffle: bool | None = False,
-        *,
-        arity: int | None = None,
-        direction: str = "bottom_up",
-        follow_batch: Sequence[str] | None = None,
-        exclude_keys: Sequence[str] | None = None,
-        **kwargs: Any,
-    ) -> None:
-        self.arity = arity
-        self.direction = direction
-        collater = Collater(dataset, follow_batch, exclude_keys, arity=arity, direction=direction)
-        super().__init__(
-            dataset,
-            batch_size,
-            shuffle,
-            collater,
-            follow_batch=follow_batch,
-            exclude_keys=exclude_keys,
-            **kwargs,
-        )
-
-
-def children_of(data: Data) -> list[list[tuple[int, int]]]:
-    """List slot and number of the children of every node, in the order of the slots."""
-    children: list[list[tuple[int, int]]] = [[] for _ in range(int(data.num_nodes or 0))]
-    edges = zip(data.child_slot.tolist(), *data.edge_index.tolist(), strict=True)
-    for slot, child, parent in sorted(edges):
-        children[parent].append((slot, child))
-    return children
-
-
-def depths_below(parents: Sequence[int]) -> list[int]:
-    """Compute the depths of a tree from the parent of every node, which has a lower number."""
-    depths = [0] * len(parents)
-    for node in range(len(parents) - 1, 0, -1):
-        above = parents[node]
-        depths[above] = max(depths[above], depths[node] + 1)
-    return depths
-
-
-# Without this PyG warns and falls back to an unsafe load when it reads a saved example.
-torch.serialization.add_safe_globals([DynTreeData, DataEdgeAttr, DataTensorAttr, GlobalStorage])
-for _kind in (Data, DynTreeData):
-    allow_batches(_kind)
