@@ -98,8 +98,8 @@ def existing(path: str | Path, expected: str, hint: str = "") -> Path:
         reason = error.strerror or error
         raise mismatch(type(error), problem, expected, reason, where=path, hint=hint) from error
     problem = f"{path.name or path}: there is no such file"
-    found = "a folder" if path.is_dir() else ""
-    raise mismatch(FileNotFoundError, problem, expected, found, where=path, hint=hint)
+    got = "a folder" if path.is_dir() else ""
+    raise mismatch(FileNotFoundError, problem, expected, got, where=path, hint=hint)
 
 
 class Lines:
@@ -197,13 +197,13 @@ def sha256_of(path: str | Path) -> str:
 
 def check_sha256(path: str | Path, sha256: str, title: str, hint: str = "") -> None:
     """Raise an error if the content of a file of a data set is not the expected one."""
-    found = sha256_of(path)
-    if found != sha256:
+    own_sha256 = sha256_of(path)
+    if own_sha256 != sha256:
         raise mismatch(
             ValueError,
             f"{title}: {Path(path).name} has a wrong checksum",
             f"sha256 {sha256}",
-            f"sha256 {found}, {Path(path).stat().st_size:,} bytes",
+            f"sha256 {own_sha256}, {Path(path).stat().st_size:,} bytes",
             where=path,
             hint=hint or "delete the file and download it again",
         )

@@ -138,6 +138,7 @@ def tree_layout(
     children: list[list[int]] = [[] for _ in depth]
     for child, parent in edge_index[:, np.lexsort((child_slot, edge_index[1]))].T.tolist():
         children[parent].append(child)
+
     stack = np.setdiff1d(np.arange(len(depth)), edge_index[0])[::-1].tolist()
     x = np.zeros(len(depth))
     leaf_x = count()
@@ -149,6 +150,7 @@ def tree_layout(
             stack.extend(reversed(children[node]))
             if not children[node]:
                 x[node] = next(leaf_x)
+
     for node in np.argsort(depth, kind="stable"):
         if children[node]:
             x[node] = (x[children[node][0]] + x[children[node][-1]]) / 2
@@ -200,6 +202,7 @@ def draw_tree(
 
     x, y = tree_layout(edge_index, child_slot, depth)
     _draw_edges(axes, x, y, edge_index)
+
     size = max(3.0, 12.0 - 0.12 * len(x))
     colours = _class_colours(num_classes)
     labelled = gold >= 0
@@ -210,10 +213,12 @@ def draw_tree(
     for scale, filled, at in ((2.4, rings, labelled), (1.3, faces, labelled | True)):
         disc: dict[str, Any] = {"s": size**2 * scale, "edgecolors": _LINE, "linewidths": 0.4}
         axes.scatter(x[at], y[at], c=filled[at], zorder=2, **disc)
+
     number: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": size * 0.75, "zorder": 3}
     for node in np.flatnonzero(labelled).tolist():
         ink = "white" if faces[node, :3].sum() < 1.5 else "black"
         axes.text(x[node], y[node], str(predicted[node]), color=ink, **number)
+
     shown = [node for node, word in enumerate(words) if word]
     # The box keeps the words of inner nodes legible on the lines to their children.
     box = {"facecolor": "white", "edgecolor": "none", "pad": 0.5}

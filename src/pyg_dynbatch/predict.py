@@ -276,9 +276,9 @@ def _held_until_columns_are_known(parts: Iterable[Table]) -> Iterator[Table]:
     """Hold all parts back until one has a prediction, which knows the columns of all."""
     held: list[Table] = []
     rest = iter(parts)
-    for part in rest:
-        held.append(part)
-        if not all(part["fault"]):
+    for table in rest:
+        held.append(table)
+        if not all(table["fault"]):
             break
     yield from _with_all_columns(held)
     yield from rest

@@ -212,28 +212,28 @@ def _from_block(block: str) -> Mol:
     raise MoleculeError("the mol block is not well-formed")
 
 
-def molecule_of(given: object) -> Mol:
+def molecule_of(molecule: object) -> Mol:
     """Make the molecule that a text or an ``rdkit.Chem.Mol``, which is not changed, describes.
 
     A molecule is what its canonical text says: see :func:`parse_smiles`.
 
     Args:
-        given: SMILES, CXSMILES, or any ``rdkit.Chem.Mol``, sanitized or not.
+        molecule: SMILES, CXSMILES, or any ``rdkit.Chem.Mol``, sanitized or not.
 
     Raises:
         MoleculeError: If the text is bad, or RDKit rejects the chemistry.
         TypeError: If it is neither.
     """
-    if given is None or isinstance(given, str | float):
-        return parse_smiles(given)
-    if not isinstance(given, chem().Mol):
+    if molecule is None or isinstance(molecule, str | float):
+        return parse_smiles(molecule)
+    if not isinstance(molecule, chem().Mol):
         raise mismatch(
             TypeError,
             "the input is not a molecule",
             "a SMILES or an rdkit.Chem.Mol",
-            type(given).__name__,
+            type(molecule).__name__,
         )
-    mol = _perceived(chem().Mol(given), None)
+    mol = _perceived(chem().Mol(molecule), None)
     _refuse_bonds_to_several(mol, None)
     return _read_again(_without_annotations(mol, None))
 
@@ -351,13 +351,13 @@ def largest_fragment(mol: Mol) -> Mol:
     if len(chem().GetMolFrags(mol)) < 2:
         return mol
 
-    def rank(part: Mol) -> tuple[int, float, str]:
-        mass = sum(atom.GetMass() for atom in atoms_of(part))
+    def rank(fragment: Mol) -> tuple[int, float, str]:
+        mass = sum(atom.GetMass() for atom in atoms_of(fragment))
         # Rounded, since the order in which masses are added must not decide.
-        return -part.GetNumHeavyAtoms(), -round(mass, 3), chem().MolToSmiles(part)
+        return -fragment.GetNumHeavyAtoms(), -round(mass, 3), chem().MolToSmiles(fragment)
 
-    parts = chem().GetMolFrags(mol, asMols=True, sanitizeFrags=False)
-    return _perceived(min(parts, key=rank), None)
+    fragments = chem().GetMolFrags(mol, asMols=True, sanitizeFrags=False)
+    return _perceived(min(fragments, key=rank), None)
 
 
 def standardized(mol: Mol, steps: Collection[str]) -> Mol:

@@ -116,6 +116,7 @@ class MoleculeDataset(ColumnsDataset):
         if self.force_reload:
             for file in folder.glob(f"{name}.part*"):
                 file.unlink()
+
         files: list[Path] = []
         with Processes(self._processes) as processes, self._progress() as progress:
             for records in self._parts(progress):
@@ -125,6 +126,7 @@ class MoleculeDataset(ColumnsDataset):
                 else:
                     self._featurized(records, processes, progress).save(file)
                 files.append(file)
+
         parts = [Columns.load(file, MoleculeData) for file in files]
         self._joined(parts).save(folder / name)
         for file in files:
@@ -160,6 +162,7 @@ class MoleculeDataset(ColumnsDataset):
             problem = f"{type(self).__name__}: a process that featurized has died"
             hint = "start again, which with a root goes on after the parts that are finished"
             raise mismatch(RuntimeError, problem, got=error, hint=hint) from error
+
         molecules = [each for each in results if isinstance(each, MoleculeArrays)]
         bad = [each for each in results if isinstance(each, BadMolecule)]
         if bad and self._bad == "raise":
@@ -174,6 +177,7 @@ class MoleculeDataset(ColumnsDataset):
         nodes = Segments(atoms)
         pairs = Segments(atoms * (atoms + 1) // 2)
         once = Segments(np.ones_like(atoms))
+
         width = len(self.featurizer.atom_names)
         rows = [np.empty((0, width), np.float32), *(each.x for each in molecules)]
         codes = [np.empty(0, np.uint8), *(each.pair_code for each in molecules)]
@@ -184,11 +188,13 @@ class MoleculeDataset(ColumnsDataset):
             "row": torch.tensor([each.row or 0 for each in molecules], dtype=torch.long),
         }
         segments = {"x": nodes, "pair_code": pairs, "smiles": once, "row": once}
+
         if self.featurizer.descriptor_names:
             descriptors = np.array([each.descriptor for each in molecules], dtype=np.float32)
             shape = (len(molecules), len(self.featurizer.descriptor_names))
             fields["descriptor"] = torch.from_numpy(descriptors.reshape(shape))
             segments["descriptor"] = once
+
         if self.target_names:
             targets = np.array([each.y for each in molecules], dtype=np.float64)
             targets = targets.reshape(len(molecules), len(self.target_names))
@@ -487,13 +493,13 @@ def _check_content(path: Path, expected: str) -> None:
     """Compare the checksum of a file, whatever its line ends."""
     raw = path.read_bytes()
     content = (gzip.decompress(raw) if path.suffix == ".gz" else raw).replace(b"\r\n", b"\n")
-    found = hashlib.sha256(content).hexdigest()
-    if found != expected:
+    sha256 = hashlib.sha256(content).hexdigest()
+    if sha256 != expected:
         raise mismatch(
             ValueError,
             f"MoleculeNet: {path.name} is not the published file",
             f"sha256 {expected}, with Unix line endings",
-            f"sha256 {found}",
+            f"sha256 {sha256}",
             where=path,
             hint="verify=False if the change is intended",
         )
@@ -504,8 +510,13 @@ def _targets_of(path: Path, key: str) -> tuple[str, ...]:
     title, *_, chosen = PyGMoleculeNet.names[key]
     with open_lines(path) as lines:
         header = next(csv.reader(lines), [])
-    columns = range(len(header))[chosen] if isinstance(chosen, slice) else [chosen]
-    expected = chosen.stop - chosen.start if isinstance(chosen, slice) else 1
+
+    if isinstance(chosen, slice):
+        columns = list(range(len(header))[chosen])
+        expected = chosen.stop - chosen.start
+    else:
+        columns = [chosen]
+        expected = 1
     targets = tuple(header[column] for column in columns if -len(header) <= column < len(header))
     if len(targets) != expected or table_of(key).smiles_column in targets:
         problem = f"MoleculeNet: the columns of {path.name} are not those of {title}"

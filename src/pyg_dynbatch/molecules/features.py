@@ -365,11 +365,11 @@ def bonding_patterns(family: str) -> list[Any]:
 def hydrogen_bonding_atoms(mol: Mol, family: str) -> list[int]:
     """Return the atoms of a family (Donor, Acceptor) of RDKit's ``BaseFeatures.fdef``."""
     # These patterns are of one atom, so that all matches differ: to make them unique takes a third.
-    found = (
-        mol.GetSubstructMatches(pattern, uniquify=False, maxMatches=mol.GetNumAtoms())
-        for pattern in bonding_patterns(family)
-    )
-    return sorted({atom for matches in found for match in matches for atom in match})
+    atoms: set[int] = set()
+    for pattern in bonding_patterns(family):
+        matches = mol.GetSubstructMatches(pattern, uniquify=False, maxMatches=mol.GetNumAtoms())
+        atoms.update(chain.from_iterable(matches))
+    return sorted(atoms)
 
 
 class RowTable:

@@ -91,6 +91,7 @@ class MoleculeFeaturizer(Rebuildable):
             pairs = KearnesPairs()
         if isinstance(descriptors, str | MoleculeDescriptors):
             descriptors = [descriptors]
+
         self.atoms = atoms
         self.pairs = pairs
         self.extra_atoms = tuple(extra_atoms)
@@ -100,6 +101,7 @@ class MoleculeFeaturizer(Rebuildable):
         self.fragments = fragments
         self.standardize = tuple(standardize)
         self.max_atoms = checked_count(f"{owner}: max_atoms", max_atoms)
+
         self._atom_parts = (self.atoms, *self.extra_atoms)
         self._pair_parts = (self.pairs, *self.extra_pairs)
         self.atom_names = _names_of(self._atom_parts)

@@ -194,10 +194,12 @@ class WeaveNet(nn.Module):
         num_codes = self.get_buffer("pair_table").size(0)
         pairs = getattr(batch, "pairs", None)
         code = getattr(batch, "pair_code", None)
+
         if pairs is None and code is not None:
             ptr = getattr(batch, "ptr", None)
             sizes = [batch.num_nodes] if ptr is None else ptr.diff()
             pairs = Pairs.from_codes(code, sizes, self.kept, num_codes).to(batch.x.device)
+
         if pairs is None or pairs.num_codes != num_codes:
             raise mismatch(
                 ValueError,
@@ -238,10 +240,10 @@ def _checked_table(pair_table: Sequence[Sequence[float]] | Tensor) -> Tensor:
 
 def _refuse_with_directed(**options: object) -> None:
     """Raise an error if options of weave modules are given that directed messages do not have."""
-    given = {name: value for name, value in options.items() if value not in (None, False)}
-    if given:
-        problem = f"WeaveNet: directed messages have no {', '.join(given)}"
-        raise mismatch(ValueError, problem, "messages='weave', or the default", given)
+    refused = {name: value for name, value in options.items() if value not in (None, False)}
+    if refused:
+        problem = f"WeaveNet: directed messages have no {', '.join(refused)}"
+        raise mismatch(ValueError, problem, "messages='weave', or the default", refused)
 
 
 def _readout(name: str, channels: int) -> Aggregation:
@@ -297,11 +299,13 @@ class TargetScale(ExactBuffers):
         varies = (exact > first).any(0)
         self.mean.copy_(mean)
         self.deviation.copy_(torch.where(varies, deviation, 1.0))
-        for name, found in zip(names, self.deviation.tolist(), strict=True):
-            if not 0 < found < math.inf:
+        for name, own_deviation in zip(names, self.deviation.tolist(), strict=True):
+            if not 0 < own_deviation < math.inf:
                 problem = f"the numbers of the target {name!r} are too large or too close together"
                 expected = "a deviation from 1e-160 to 1e150, as it is squared"
-                raise mismatch(ValueError, problem, expected, f"{found:g}", hint="another unit")
+                raise mismatch(
+                    ValueError, problem, expected, f"{own_deviation:g}", hint="another unit"
+                )
 
     def scaled(self, values: Float[Tensor, "molecule target"]) -> Float[Tensor, "molecule target"]:
         """Convert values to the scale of the model."""
@@ -474,10 +478,9 @@ class MoleculeModel(Model):
         several = len(scores) > 1
         means: dict[str, float] = {}
         for metric in METRICS[self.schema.kind]:
+            scores_of_metric = {name: own[metric] for name, own in scores.items()}
             defined = {
-                name: found[metric]
-                for name, found in scores.items()
-                if not math.isnan(found[metric])
+                name: score for name, score in scores_of_metric.items() if not math.isnan(score)
             }
             if several and metric in IN_UNITS:
                 means |= {f"{metric}_{name}": value for name, value in defined.items()}
@@ -493,6 +496,7 @@ class MoleculeModel(Model):
         guess = columns[f"prediction_{name}"][known].astype(np.float64)
         if not gold.size:
             return dict.fromkeys(METRICS[self.schema.kind], math.nan)
+
         if self.schema.kind == "regression":
             error = metrics.rmse(guess, gold)
             deviation = float(self.scale.deviation[self.schema.targets.index(name)])
@@ -503,6 +507,7 @@ class MoleculeModel(Model):
                 "spearman": metrics.spearman(guess, gold),
                 "scaled_rmse": error / deviation,
             }
+
         accuracies = {
             "accuracy": float((guess == gold).mean()),
             "majority_accuracy": metrics.majority_accuracy(gold),
@@ -515,6 +520,7 @@ class MoleculeModel(Model):
                 "prc_auc": metrics.average_precision(score, is_positive),
                 **accuracies,
             }
+
         # The mean over the classes for which the area is defined.
         areas = [metrics.roc_auc(score[:, c], gold == c) for c in range(score.shape[1])]
         areas = [area for area in areas if not math.isnan(area)]

@@ -214,6 +214,7 @@ def read_molecules(
             ", ".join(targets),
             where=path,
         )
+
     is_empty = True
     with open_lines(path) as lines:
         if kind == "smi":
@@ -280,6 +281,7 @@ def _read_table(
         _check_column(header, name, f"{lines.path}:1")
     others = [name for name in header if name != header[column] or name in targets]
     index_of = {name: header.index(name) for name in others}
+
     for row, (start, cells) in enumerate(records):
         if len(cells) != len(header):
             raise mismatch(
@@ -400,6 +402,7 @@ def _read_sdf(lines: Lines, targets: Sequence[str]) -> Iterator[RawMolecule]:
             fault=fault,
         )
         row += 1
+
     never = [name for name in targets if name not in seen]
     if row and never:
         raise mismatch(
@@ -505,6 +508,7 @@ def _parsed(lines: Sequence[str], ends: Sequence[int]) -> _Record:
     last_of_block = text.find("\nM  END") + 1
     end = text.index("\n", last_of_block) + 1 if last_of_block else len(text)
     block = text[:end]
+
     data = text[end:]
     fields = dict(_FIELD.findall(data))
     has_unnamed = fields.pop("", None) is not None

@@ -235,6 +235,7 @@ def _find_sst(root: str | Path | None, raw_dir: str | Path | None, verify: bool)
     folder = Path(raw_dir or Path(str(root)) / "raw")
     raw = {name: folder / f"{name}.txt" for name in _SPLITS}
     absent = [path.name for path in raw.values() if not path.is_file()]
+
     names = "train.txt, dev.txt and test.txt"
     hint = f"put {names}, or {_ARCHIVE} from {_URL}, into {folder}, or pass raw_dir="
     if absent and raw_dir is not None and not (folder / _ARCHIVE).is_file():
@@ -247,6 +248,7 @@ def _find_sst(root: str | Path | None, raw_dir: str | Path | None, verify: bool)
             for name in absent:
                 write = partial(Path.write_bytes, data=opened.read(f"trees/{name}"))
                 files.write_atomically(folder / name, write)
+
     if verify:
         hint = "verify=False if the change is intended"
         for name, path in raw.items():

@@ -169,6 +169,7 @@ class TreeEncoder(nn.Module):
             return None
         if token.size(0) != schedule.num_nodes:
             return None
+
         ordered = token.index_select(0, schedule.input_node)
         distinct, leaf_inverse = ordered[:leaves].unique(return_inverse=True)
         if distinct.size(0) > _WORTH_SHARING * leaves:
@@ -330,6 +331,7 @@ class TreeClassifier(Model):
         if polarity and self.schema.num_classes % 2 == 0:
             problem = "TreeClassifier: polarity needs a neutral middle class"
             raise mismatch(ValueError, problem, "an odd number of classes", self.schema.num_classes)
+
         layer = make_layer(
             cell,
             embedding_channels,

@@ -298,6 +298,7 @@ def read_word_vectors(
     path = existing(path, "word vectors as text, or as text compressed to .gz")
     spellings = [_spellings(word, lower_case) for word in vocabulary.words[1:]]
     vectors, width = _read_vectors(path, set(chain.from_iterable(spellings)))
+
     matrix = torch.zeros(len(vocabulary), width)
     has_vector = torch.zeros(len(vocabulary), dtype=torch.bool)
     for row, known_as in enumerate(spellings, start=1):
@@ -305,6 +306,7 @@ def read_word_vectors(
         if vector is not None:
             matrix[row] = vector
             has_vector[row] = True
+
     num_missing = int((~has_vector).sum())
     num_draws = 1 if missing == "shared_uniform" else num_missing
     generator = torch.Generator().manual_seed(seed)
