@@ -227,7 +227,7 @@ def fuse(calls: Calls, kept: np.ndarray, places: np.ndarray | None = None) -> Ca
     counts = np.zeros(2, dtype=np.int64)
     count = native.fuse(
         sites=sites, code=code, calls=calls.num_calls, num_signatures=len(sites.signatures),
-        wanted=kept, place=places, value=values.value, row=values.row, call=values.call,
+        kept=kept, place=places, value=values.value, row=values.row, call=values.call,
         begin=calls.member, first_read=calls.first_read, read=calls.read, kind=kind,
         first_member=calls.first_member, member=member, first_chain=first_chain,
         chain=chain, counts=counts,

@@ -37,7 +37,7 @@ struct fuse {
     const struct sites *sites;
     const int32_t *code;
     int64_t calls, num_signatures;
-    const uint8_t *wanted;      /* of each value, whether it is read later */
+    const uint8_t *kept;        /* of each value, whether it is read later */
     const int32_t *place;       /* of each value, where in the user's code it is made; or NULL */
     const int32_t *value, *row; /* of each value, as `merge` leaves them */
     int32_t *call;              /* also the result: of each value, the instance that makes it */
@@ -115,6 +115,7 @@ static int find_kinds(struct fuse *f)
         pair[2 * call] = s->signature[f->code[begin]];
         pair[2 * call + 1] = f->place ? f->place[begin] : 0;
     }
+
     struct distinct pairs = {.rows = (const char *)pair,
                              .count = f->calls,
                              .width = 2 * sizeof *pair,
@@ -125,6 +126,7 @@ static int find_kinds(struct fuse *f)
         return -1;
     for (int64_t call = 0; call < f->calls; call++)
         f->instance[call] = f->moved[f->kind_of[call]]++; /* counts them */
+
     for (int32_t kind = 0, first = 0; kind < f->graph.kinds; kind++) {
         const int32_t signature = pair[2 * f->before[kind]], arguments = s->arguments[signature];
         int32_t is_list = arguments > MOST_ARGUMENTS;
@@ -136,6 +138,7 @@ static int find_kinds(struct fuse *f)
                                   .is_list = is_list});
         first += f->moved[kind];
     }
+
     for (int32_t call = 0; call < f->calls; call++)
         f->call_of[f->kinds[f->kind_of[call]].first + f->instance[call]] = call;
     return 0;
@@ -158,7 +161,7 @@ static void count_uses(struct fuse *f)
         const int32_t begin = f->begin_of[call];
         f->depth[call] = 1;
         for (int32_t result = 0; result < results_of(f, call); result++)
-            f->uses[begin + result] = f->wanted[begin + result];
+            f->uses[begin + result] = f->kept[begin + result];
         for (int32_t read = g->first_read[call]; read < g->first_read[call + 1]; read++) {
             const int32_t maker = maker_of(g, g->read[read]);
             if (maker < 0)
@@ -193,6 +196,7 @@ static int32_t find_depth(struct fuse *f, const struct chain *chain, int32_t ins
     const struct graph *const g = &f->graph;
     int32_t deepest = 0, shallowest = INT32_MAX, is_alike = 1;
     const int64_t *like = f->like;
+
     for (int32_t kind = chain->first; kind >= 0; kind = f->kinds[kind].next) {
         const struct kind *const k = f->kinds + kind;
         const int32_t call = f->call_of[k->first + instance];
@@ -206,6 +210,7 @@ static int32_t find_depth(struct fuse *f, const struct chain *chain, int32_t ins
                 deepest = f->depth[maker];
         }
     }
+
     for (int32_t kind = chain->first; kind >= 0; kind = f->kinds[kind].next) {
         const int32_t call = f->call_of[f->kinds[kind].first + instance];
         for (int32_t result = 0; result < results_of(f, call); result++) {
@@ -259,6 +264,7 @@ static void move_instances(struct fuse *f, const struct chain *chain, int32_t co
     for (int32_t instance = 0; instance < chain->count; instance++)
         if (is_new(f, instance))
             before[others++] = instance;
+
     for (int32_t kind = chain->first; kind >= 0; kind = f->kinds[kind].next) {
         int32_t *const calls = f->call_of + f->kinds[kind].first;
         memcpy(f->moved, calls, chain->count * sizeof *calls);
@@ -281,8 +287,8 @@ static void append_kinds(struct fuse *f, int32_t from, int32_t to)
     source->size = 0;
 }
 
-/* Takes the instances from `count` on out of kinds, and makes a chain of them. */
-static void split(struct fuse *f, int32_t first, int32_t count)
+/* Makes a chain of the instances from `count` on; the kinds are `first` and those after it. */
+static void split_off(struct fuse *f, int32_t first, int32_t count)
 {
     const int32_t number = f->num_kinds;
     for (int32_t each = first; each >= 0; each = f->kinds[each].next) {
@@ -316,11 +322,12 @@ static int join(struct fuse *f, const struct kind *reader, int32_t argument)
     const int32_t other_levels = count_levels(f, f->moved, reader->count);
     if (levels > 2 * other_levels || other_levels > 2 * levels)
         return 0;
+
     move_instances(f, &other, own.count);
     append_kinds(f, from, to);
     note_first(f, f->chains + to);
     for (int32_t instance = 0; instance < own.count; instance++)
-        if (!find_depth(f, f->chains + to, instance, NULL)) {
+        if (!find_depth(f, f->chains + to, instance, NULL)) { /* undo */
             f->chains[to] = own;
             f->chains[from] = other;
             f->kinds[own.last].next = -1;
@@ -328,8 +335,9 @@ static int join(struct fuse *f, const struct kind *reader, int32_t argument)
                 f->kinds[each].chain = from;
             return 0;
         }
+
     if (other.count > own.count)
-        split(f, other.first, own.count);
+        split_off(f, other.first, own.count);
     return 1;
 }
 
@@ -360,6 +368,7 @@ static void sort_kinds(struct fuse *f, struct chain *chain)
             kinds[at] = kinds[at - 1];
         kinds[at] = kind;
     }
+
     chain->first = kinds[0];
     chain->last = kinds[size - 1];
     for (int32_t node = 0; node < size; node++) {
@@ -402,6 +411,7 @@ static int32_t write_chain(struct fuse *f, const struct chain *chain)
                           : f->kinds[refer / results].node * results + (int32_t)(refer % results);
         }
     }
+
     int32_t *const outputs = next;
     for (int32_t kind = chain->first; kind >= 0; kind = f->kinds[kind].next) {
         const int32_t call = f->call_of[f->kinds[kind].first];
@@ -413,11 +423,13 @@ static int32_t write_chain(struct fuse *f, const struct chain *chain)
     }
     begin[0] = chain->size;
     begin[1] = (int32_t)(next - outputs) / 2;
+
     const int32_t length = (int32_t)(next - begin);
     for (int32_t other = 0; other < number; other++)
         if (f->first_chain[other + 1] - f->first_chain[other] == length &&
             !memcmp(f->chain + f->first_chain[other], begin, length * sizeof *begin))
             return other;
+
     f->first_chain[number] = (int32_t)(begin - f->chain);
     f->first_chain[number + 1] = (int32_t)(next - f->chain);
     f->counts[0]++;
@@ -439,6 +451,7 @@ static int32_t sort_instances(struct fuse *f)
         }
     for (int64_t each = 0; each < f->calls; each++)
         first[each + 1] += first[each];
+
     for (int32_t call = 0; call < f->calls; call++)
         if (!f->kinds[f->kind_of[call]].node)
             f->moved[first[f->ready[call]]++] = call;
@@ -467,6 +480,7 @@ static int64_t write_instances(struct fuse *f)
     }
     f->first_member[count] = members;
     f->first_read[count] = reads;
+
     for (int32_t each = 0; each < count; each++)
         for (int32_t at = f->first_member[each]; at < f->first_member[each + 1]; at++)
             for (int32_t result = 0; result < f->sites->results[f->code[f->member[at]]]; result++)
@@ -506,10 +520,12 @@ static int make_room(struct fuse *f)
     int64_t values = 0;
     for (int each = 0; each < COUNT(of_calls); each++)
         *of_calls[each] = new_array(arena, f->calls + 2, sizeof(int32_t));
+
     f->begin_of = copied(arena, f->begin, f->calls);
     for (int32_t call = 0; f->begin_of && call < f->calls; call++)
         if (f->begin_of[call] + results_of(f, call) > values)
             values = f->begin_of[call] + results_of(f, call);
+
     f->uses = new_array(arena, values, sizeof *f->uses);
     f->inside = new_array(arena, values, sizeof *f->inside);
     f->kinds = new_array(arena, f->calls, sizeof *f->kinds);
@@ -541,7 +557,7 @@ static int64_t fuse(struct fuse *f)
 
 static const struct field fields_of_fuse[] = {
     FIELD(fuse, sites),          FIELD(fuse, code),         FIELD(fuse, calls),
-    FIELD(fuse, num_signatures), FIELD(fuse, wanted),       FIELD(fuse, place),
+    FIELD(fuse, num_signatures), FIELD(fuse, kept),         FIELD(fuse, place),
     FIELD(fuse, value),          FIELD(fuse, row),          FIELD(fuse, call),
     FIELD(fuse, begin),          FIELD(fuse, first_read),   FIELD(fuse, read),
     FIELD(fuse, kind),           FIELD(fuse, first_member), FIELD(fuse, member),

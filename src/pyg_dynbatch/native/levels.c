@@ -40,6 +40,7 @@ static int64_t find_depth(const struct levels *g, int64_t *depth)
     int64_t *waiting = g->row, done = 0, known = 0; /* the rows are filled in later */
     memset(first, 0, (g->nodes + 2) * sizeof *first);
     memset(waiting, 0, g->nodes * sizeof *waiting);
+
     for (int64_t edge = 0; edge < g->edges; edge++) {
         first[g->source[edge] + 2]++;
         waiting[g->target[edge]]++;
@@ -48,11 +49,13 @@ static int64_t find_depth(const struct levels *g, int64_t *depth)
         first[node + 2] += first[node + 1];
     for (int64_t edge = 0; edge < g->edges; edge++)
         users[first[g->source[edge] + 1]++] = g->target[edge];
+
     for (int64_t node = 0; node < g->nodes; node++) {
         depth[node] = 0;
         if (!waiting[node])
             queue[known++] = node;
     }
+
     for (; done < known; done++) {
         const int64_t node = queue[done];
         for (int64_t user = first[node]; user < first[node + 1]; user++) {
@@ -74,10 +77,12 @@ static int64_t sort_nodes(const struct levels *g, const int64_t *depth)
        takes the next row, where they end. */
     int64_t *of_level[2] = {g->room, g->room + g->nodes};
     memset(g->room, 0, 2 * g->nodes * sizeof *g->room);
+
     for (int64_t node = 0; node < g->nodes; node++) {
         levels = depth[node] >= levels ? depth[node] + 1 : levels;
         of_level[g->filled && !g->filled[node]][depth[node]]++;
     }
+
     for (int64_t level = 0; level < levels; level++) {
         const int64_t filled = of_level[0][level], others = of_level[1][level];
         of_level[0][level] = position;
@@ -89,6 +94,7 @@ static int64_t sort_nodes(const struct levels *g, const int64_t *depth)
     }
     for (int64_t node = 0; node < g->nodes; node++)
         g->row[node] = 1 + of_level[g->filled && !g->filled[node]][depth[node]]++;
+
     /* From here on, the nodes of earlier levels without an input. */
     for (int64_t level = 0; level < levels; level++) {
         of_level[0][level] = missing;
@@ -158,6 +164,7 @@ static int64_t list_children(const struct levels *g, int64_t levels)
 {
     int64_t *counts = g->room, begin = 0, position = 0;
     memset(counts, 0, g->nodes * sizeof *counts);
+
     for (int64_t edge = 0; edge < g->edges; edge++)
         counts[g->row[g->target[edge]] - 1]++;
     for (int64_t level = 0; level < levels; level++) {
@@ -170,6 +177,7 @@ static int64_t list_children(const struct levels *g, int64_t levels)
         }
         g->levels[3 * level + 2] = begin - first;
     }
+
     for (int64_t edge = 0; edge < g->edges; edge++) {
         const int64_t parent = g->row[g->target[edge]] - 1;
         g->edge_order[g->child_start[parent] + counts[parent]++] = edge;
@@ -187,12 +195,14 @@ static int64_t levels(struct levels *g)
 {
     int64_t levels, nodes = 0, *depth = g->room + 2 * g->nodes + g->edges + 2;
     find_places(g);
+
     for (int64_t edge = 0; edge < g->edges; edge++)
         if ((uint64_t)g->source[edge] >= (uint64_t)g->nodes ||
             (uint64_t)g->target[edge] >= (uint64_t)g->nodes || (g->slot && g->slot[edge] < 0))
             return INVALID;
     if (find_depth(g, depth))
         return INVALID;
+
     for (int64_t example = 0; example < g->examples; example++) {
         const int64_t size = g->example_sizes[example];
         if (size < 0 || size > g->nodes - nodes)
@@ -201,9 +211,12 @@ static int64_t levels(struct levels *g)
     }
     if (nodes < g->nodes)
         return INVALID;
+
     levels = sort_nodes(g, depth);
     if (g->arity < 0 ? list_children(g, levels) : fill_slots(g))
         return g->arity < 0 ? -1 : INVALID;
+
+    /* The edges of each source, after a place for what the caller reads. */
     memset(g->room, 0, (g->nodes + 1) * sizeof *g->room);
     for (int64_t edge = 0; edge < g->edges; edge++)
         g->room[1 + g->source[edge]]++;
