@@ -175,6 +175,7 @@ class Levels(MovablePlan):
         tensor, version = seen.setdefault(name, now)
         if tensor() is field and version == now[1]:
             return True
+
         is_same = self._is_made_of(name, field.detach().cpu().as_subclass(Tensor))
         if is_same:
             seen[name] = now
@@ -347,13 +348,16 @@ def _lay_out(structure: _Structure) -> Levels:
     nodes = structure.num_nodes
     arity = structure.arity
     source, target, slot, level, reads_input = _checked_fields(structure)
+
     order = sorted(range(nodes), key=lambda node: (level[node], not reads_input[node]))
     row = [0] * nodes
     for position, node in enumerate(order, 1):
         row[node] = position
+
     incoming: list[list[tuple[int, int]]] = [[] for _ in range(nodes)]  # slots and edges
     for edge, parent in enumerate(target):
         incoming[parent].append((slot[edge], edge))
+
     children: list[int] = []
     segment: list[int] = []
     start: list[int] = []
@@ -375,10 +379,12 @@ def _lay_out(structure: _Structure) -> Levels:
         level_children[own_level] += len(children) - start[-1]
         level_inputs[own_level] += reads_input[node]
         level_sizes[own_level] += 1
+
     ragged = [*segment, *start, *edge_order] if arity is None else []
     input_node = [node for node in order if reads_input[node]]
     flat = [*children, *ragged, *row, *input_node]
     numbers = torch.tensor(flat, dtype=torch.int64, device="cpu")
+
     counters = (level_sizes, level_inputs, level_children)
     per_level = ([counter[each] for each in sorted(level_sizes)] for counter in counters)
     single_parent = max(Counter(source).values(), default=0) <= 1
@@ -395,6 +401,7 @@ def _checked_fields(structure: _Structure) -> tuple[list[int], ...]:
     else:
         # Before the edges are reversed: a slot is a child's position among its siblings.
         slot = np.arange(edges) if arity is None else numbers_among_equals(target, nodes)
+
     if down:
         source, target = target, source
     level = checked_depth(source, target, nodes)
@@ -403,6 +410,7 @@ def _checked_fields(structure: _Structure) -> tuple[list[int], ...]:
         reads_input = _checked("has_input", has_input, nodes, "node", torch.bool)
     if arity is not None:
         _check_slots(source, target, slot, arity)
+
     # Larger ones could add up to anything.
     if examples.sum() != nodes or (examples < 0).any() or (examples > nodes).any():
         problem = "schedule_structure: example_sizes does not fit the nodes"
@@ -422,6 +430,7 @@ def _check_slots(source: np.ndarray, target: np.ndarray, slot: np.ndarray, arity
             "cell='child_sum' of a model"
         )
         raise mismatch(ValueError, problem, expected, got, where=f"edge {edge}", hint=hint)
+
     place = target * arity + slot
     unique, counts = np.unique(place, return_counts=True)
     if (counts > 1).any():
@@ -446,14 +455,17 @@ def _lay_out_in_c(structure: _Structure) -> Levels | None:
     )
     if not is_plain or is_in_torch_dispatch_mode():
         return None
+
     edge_index = edge_index.contiguous()
     child_slot = None if child_slot is None else child_slot.contiguous()
     filled = None if has_input is None else has_input.contiguous().numpy()
+
     # At least as long as needed: the last vector has one entry per input.
     size = _places(nodes, edges, arity, nodes)["input_node"][1]
     numbers = np.empty(size, np.int64)
     counts = np.empty((nodes, 3), np.int64)  # nodes, inputs and children of each level
     room = np.empty(3 * nodes + edges + 2, np.int64)
+
     first_row = edge_index.data_ptr()
     second_row = first_row + 8 * edges
     levels = native.levels(
@@ -464,6 +476,7 @@ def _lay_out_in_c(structure: _Structure) -> Levels | None:
     )  # fmt: skip
     if levels < 0:
         return None
+
     per_level = counts[:levels].T.tolist()
     used = torch.from_numpy(numbers[: size - nodes + sum(per_level[1])])
     single_parent = bool(room[0])  # where C leaves it
@@ -549,6 +562,7 @@ def _has_valid_sizes(levels: Levels) -> bool:
     children = levels.level_children
     if not all(isinstance(each, tuple) for each in (sizes, inputs, children)):
         return False
+
     numbers = (nodes, levels.num_edges, levels.num_examples, 0 if arity is None else arity)
     if not all(type(each) is int and each >= 0 for each in (*numbers, *sizes, *inputs, *children)):
         return False
@@ -558,6 +572,7 @@ def _has_valid_sizes(levels: Levels) -> bool:
         children_fit = sum(children) == levels.num_edges
     else:
         children_fit = children == tuple(arity * size for size in sizes)
+
     index = levels.index
     length = _places(nodes, levels.num_edges, arity, sum(inputs))["input_node"][1]
     is_vector = index.dtype == torch.int64 and index.shape == (length,) and index.is_contiguous()
@@ -572,6 +587,7 @@ def _has_valid_rows(levels: Levels) -> bool:
     index = array_of(levels.index)
     vectors = {name: index[start:end] for name, (start, end) in levels._places.items()}
     limits = {"edge_order": edges, "child_start": edges + 1, "input_node": nodes}
+
     # As unsigned integers, negative numbers are huge.
     for name, limit in limits.items():
         if vectors[name].view(np.uint64).max(initial=0) >= max(limit, 1):
@@ -579,6 +595,7 @@ def _has_valid_rows(levels: Levels) -> bool:
     row = vectors["row"]
     if row.min(initial=1) < 1 or row.max(initial=1) > max(nodes, 1):
         return False
+
     sizes = np.array(levels.level_sizes, dtype=np.int64)
     num_children = np.array(levels.level_children, dtype=np.int64)
     first = sizes.cumsum() - sizes  # of the nodes of each level
@@ -586,12 +603,14 @@ def _has_valid_rows(levels: Levels) -> bool:
     least = 1 if levels.arity is None else 0
     if children.min(initial=1) < least or (children > first.repeat(num_children)).any():
         return False
+
     # Each node has one row; with a single parent, one child slot.
     counts = np.bincount(children)[1:]
     if (np.bincount(row)[1:] != 1).any() or (levels.single_parent and counts.max(initial=0) > 1):
         return False
     if levels.arity is not None:
         return True
+
     starts = vectors["child_start"]
     counts = np.diff(starts, append=edges)
     if (counts < 0).any() or (starts[first] != num_children.cumsum() - num_children).any():

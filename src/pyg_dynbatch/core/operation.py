@@ -292,6 +292,7 @@ class Operations(nn.Module):
                 got = ", ".join(map(describe, outputs))
                 raise mismatch(ValueError, problem, expected, got)
             return known
+
         if not name:
             stem = type(module).__name__.lower()
             names = chain([stem], (f"{stem}_{number}" for number in count(1)))
@@ -301,10 +302,12 @@ class Operations(nn.Module):
             taken = ", ".join(signature.name for signature in self.signatures)
             expected = f"a name without a full stop, none of: {taken}"
             raise mismatch(ValueError, problem, expected, name)
+
         if random is None:
             draws = draws_random_numbers(module)
             # Without an argument, it is called once per batch, and there is nothing to merge.
             random = draws is not False if inputs else draws is True
+
         signature = Signature(name, tuple(inputs), tuple(outputs), random)
         self._by_name[_KEY + name] = Operation(signature, module)
         self._added[key] = signature

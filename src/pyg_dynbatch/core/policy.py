@@ -60,6 +60,7 @@ def steps_by_agenda(kind: np.ndarray, source: np.ndarray, target: np.ndarray) ->
         calls_left[shallowest] -= chosen.size
         depth_left[shallowest] -= depth[chosen].sum()
         ready = np.concatenate([ready[~is_chosen], order.remove(chosen)])
+
     by_depth = steps_by_depth(kind, source, target)
     return by_depth if by_depth.max(initial=0) < step.max(initial=0) else step
 
@@ -76,6 +77,7 @@ def order_calls(
     step = np.zeros(kind.size, dtype=np.int64)
     if not kind.size:
         return step
+
     group = _groups(kind, source, target)[kind]
     first = 0
     for number in np.unique(group):
@@ -96,6 +98,7 @@ def _groups(kind: np.ndarray, source: np.ndarray, target: np.ndarray) -> np.ndar
     # Warshall's closure: kinds are few (one per operation), calls are many.
     for middle in range(num_kinds):
         reach |= np.outer(reach[:, middle], reach[middle])
+
     mutual = reach & reach.T
     leaders, group = np.unique(mutual.argmax(1), return_inverse=True)
     # A group comes after every group that reaches it: fewer ancestors first, then by number.

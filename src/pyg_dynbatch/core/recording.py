@@ -131,12 +131,19 @@ class Sites(list[Site]):
     @cached_property
     def argument_types(self) -> list[list[int]]:
         """The row type of each argument of each signature."""
-        return [[self.number_of_type[row_type_of(i)] for i in s.inputs] for s in self.signatures]
+        number_of = self.number_of_type
+        return [
+            [number_of[row_type_of(argument)] for argument in signature.inputs]
+            for signature in self.signatures
+        ]
 
     @cached_property
     def result_types(self) -> list[list[int]]:
         """The row type of each result of each signature."""
-        return [[self.number_of_type[each] for each in s.outputs] for s in self.signatures]
+        number_of = self.number_of_type
+        return [
+            [number_of[result] for result in signature.outputs] for signature in self.signatures
+        ]
 
     @cached_property
     def most_results(self) -> int:
@@ -172,6 +179,7 @@ class Sites(list[Site]):
             [own + [0] * (self.most_arguments - len(own)) for own in self.argument_types],
         ]
         arrays = [np.array(column, dtype=np.int32) for column in columns]
+
         addresses = [each.ctypes.data for each in arrays]
         struct = np.array([*addresses, self.most_results, self.most_arguments], dtype=np.int64)
         return struct, *arrays
@@ -376,6 +384,7 @@ class Recording:
             problem = "Recording.constant: wrong number of parts"
             got = f"{len(pieces)} parts" if isinstance(pieces, Sequence) else repr(data)
             raise mismatch(ValueError, problem, describe(row_type), got)
+
         pairs = zip(parts, pieces, strict=True)
         rows = tuple(_constant_row(part, piece)[None] for part, piece in pairs)
         site = self._site(CONSTANT, (row_type,))
@@ -438,6 +447,7 @@ class Recording:
             expected = f"{len(signature.inputs)}: {signature}"
             where = f"call {self.num_calls}"
             raise mismatch(TypeError, problem, expected, len(arguments), where=where)
+
         reads: list[int] = []
         depth = 0  # also of a call that reads nothing, such as a learned start state
         for position, argument in enumerate(arguments):
@@ -569,6 +579,7 @@ def _constant_row(part: TensorType, data: object) -> np.ndarray:
         problem = "Recording.constant: not a number or array of numbers"
         got = f"{describe_value(data)}: {repr(data)[:100]}"
         raise mismatch(TypeError, problem, part, got) from error
+
     own = TensorType(tuple(tensor.shape), tensor.dtype)
     if own.shape != part.shape:
         raise mismatch(ValueError, "Recording.constant: shape differs", part, own)
@@ -578,5 +589,6 @@ def _constant_row(part: TensorType, data: object) -> np.ndarray:
     if (wrong := overflowing_value(rows, part.dtype)) is not None:
         problem = "Recording.constant: a number is beyond the range of its dtype"
         raise mismatch(ValueError, problem, f"{part}, {range_of(part.dtype)}", wrong)
+
     # A copy: the recording must not change when the caller's array does.
     return rows.astype(constant_dtype(rows.dtype, part.dtype))

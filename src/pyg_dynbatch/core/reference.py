@@ -48,6 +48,7 @@ def run_one_by_one(
         for name, numbers in recording.outputs.items():
             collected.setdefault(name, []).extend(values[number] for number in numbers)
         rows_used.update(recording.num_inputs)
+
     results: dict[str, Any] = {}
     for name, rows in collected.items():
         parts = tuple(torch.cat(part) for part in zip(*rows, strict=True))

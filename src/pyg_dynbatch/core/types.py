@@ -134,6 +134,7 @@ def overflowing_value(
     is_own = stored.itemsize == dtype.itemsize
     if not array.size or (is_own and np.can_cast(array.dtype, stored)):
         return None
+
     if has_gradient(dtype):
         if np.abs(array).max() <= torch.finfo(dtype).max:
             return None
@@ -142,9 +143,14 @@ def overflowing_value(
             wide = finite.astype(np.complex128 if dtype.is_complex else np.float64)
         lost = finite[~torch.from_numpy(wide).to(dtype).isfinite().numpy()]
         return lost[0].item() if lost.size else None
-    bounds = (0, 1) if dtype == torch.bool else (torch.iinfo(dtype).min, torch.iinfo(dtype).max)
-    extremes = int(array.min()), int(array.max())
-    return next((n for n in extremes if not bounds[0] <= n <= bounds[1]), None)
+
+    bounds = (0, 1)
+    if dtype != torch.bool:
+        bounds = (torch.iinfo(dtype).min, torch.iinfo(dtype).max)
+    for extreme in (int(array.min()), int(array.max())):
+        if not bounds[0] <= extreme <= bounds[1]:
+            return extreme
+    return None
 
 
 def range_of(dtype: torch.dtype) -> str:

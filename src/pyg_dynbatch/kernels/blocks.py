@@ -267,6 +267,7 @@ class RunRows(NamedTuple):
                 state.new_empty(plan.leaf_cells, width) for state in (hidden, memory, activated)
             )
             leaf_read_hidden = torch.empty_like(leaf_activated) if plan.half else leaf_hidden
+
         leaves, inner, children = plan.rows_of_gates()
         return cls(
             memory=memory,
@@ -332,6 +333,7 @@ class StateGradients:
             hidden[0] = 0
             memory[0] = 0
             return cls(hidden, memory, plan.slot_of_node(), (of_h, of_c))
+
         hidden, memory = (torch.zeros_like(rows.memory) for _ in range(2))
         if of_h is not None:
             hidden[1:] += of_h
@@ -345,8 +347,9 @@ class StateGradients:
             rows = slice(1 + first, 1 + first + size)
             return StateGradients(self.hidden[rows], self.memory[rows])
         rows = slice(first, first + size)
-        of_h, of_c = (None if part is None else part[rows] for part in self.outside)
-        return StateGradients(self.hidden, self.memory, self.place[rows], (of_h, of_c))
+        of_h, of_c = self.outside
+        outside = (None if of_h is None else of_h[rows], None if of_c is None else of_c[rows])
+        return StateGradients(self.hidden, self.memory, self.place[rows], outside)
 
     def read(self, rows: slice) -> tuple[Tensor, Tensor]:
         """The gradients of h and c in some rows, which may be changed."""
@@ -355,6 +358,7 @@ class StateGradients:
         place = self.place[rows]
         hidden = torch.index_select(self.hidden, 0, place).to(self.memory.dtype)
         memory = torch.index_select(self.memory, 0, place)
+
         of_h, of_c = self.outside
         if of_h is not None:
             hidden += of_h[rows]
@@ -417,6 +421,7 @@ class BlockKernel(Kernel):
         # A missing input is an input of zeros.
         missing = min(plan.leaf_cells - plan.leaf_inputs, plan.block)
         zeros = inputs.new_zeros(missing, inputs.size(1)) if missing else inputs
+
         leaf_gates = self.gates(plan, rows, inner=False, bias=bias)
         for block in plan.leaf_blocks():
             gates = rows.leaf_gates[block.nodes] if plan.keeps else rows.leaf_gates[: block.size]
@@ -425,25 +430,21 @@ class BlockKernel(Kernel):
             else:
                 products = product.near(gates, zeros, 0, block.size)
             leaf_gates.forward(block, Gates(products), Gates(gates))
+
         if plan.leaf_inverse is not None:
-            in_schedule = slice(1, plan.leaves + 1)
-            cells = plan.cell_of_leaf
-            torch.index_select(rows.leaf_hidden, 0, cells, out=rows.hidden[in_schedule])
-            torch.index_select(rows.leaf_memory, 0, cells, out=rows.memory[in_schedule])
-            if plan.half:
-                read_hidden = rows.read_hidden[in_schedule]
-                torch.index_select(rows.leaf_read_hidden, 0, cells, out=read_hidden)
+            _copy_equal_leaves(plan, rows)
 
     def _forward_levels(
         self, plan: RunPlan, rows: RunRows, inputs: Tensor, weights: Sequence[Tensor]
     ) -> None:
         """Compute all inner nodes."""
-        weight_input, weight_hidden, bias = weights
+        weight_input, weight_hidden, all_bias = weights
         columns = rows.gates.size(1)
-        width = bias.size(0) // 4
-        bias, forget_bias = bias.split([3 * width, width])
+        width = all_bias.size(0) // 4
+        own_bias, forget_bias = all_bias.split([3 * width, width])
         # All children of a node share the bias of the forget gate.
-        bias = torch.cat([bias, *[forget_bias] * plan.arity])
+        bias = torch.cat([own_bias, *[forget_bias] * plan.arity])
+
         filled = inputs[plan.leaf_inputs :]
         count = filled.size(0)
         input_product = RowProduct(weight_input, None, plan.precision, count) if count else None
@@ -451,6 +452,7 @@ class BlockKernel(Kernel):
         if plan.ragged:
             forget_weight = weight_hidden[columns:]
             forget_product = _biased_product(plan, forget_weight, forget_bias, plan.slots)
+
         operand = operand_of(plan, rows)
         inner_gates = self.gates(plan, rows, inner=True, bias=bias, forget_bias=forget_bias)
         for block in plan.blocks:
@@ -475,6 +477,7 @@ class BlockKernel(Kernel):
         inner_gates = self.gates(plan, rows, inner=True)
         grads = _backward_levels(inner_gates, rows, weight_hidden, incoming)
         of_leaves = torch.empty_like(rows.leaf_gates)
+
         leaf_gates = self.gates(plan, rows, inner=False)
         incoming = incoming.of_nodes(0, plan.leaves)
         if plan.leaf_inverse is not None:
@@ -485,6 +488,17 @@ class BlockKernel(Kernel):
                 block, Gates(rows.leaf_gates[here]), incoming, Gates(of_leaves[here])
             )
         return grads, of_leaves
+
+
+def _copy_equal_leaves(plan: RunPlan, rows: RunRows) -> None:
+    """Copy the states that equal leaves share to each of them."""
+    in_schedule = slice(1, plan.leaves + 1)
+    cells = plan.cell_of_leaf
+    torch.index_select(rows.leaf_hidden, 0, cells, out=rows.hidden[in_schedule])
+    torch.index_select(rows.leaf_memory, 0, cells, out=rows.memory[in_schedule])
+    if plan.half:
+        read_hidden = rows.read_hidden[in_schedule]
+        torch.index_select(rows.leaf_read_hidden, 0, cells, out=read_hidden)
 
 
 def _biased_product(plan: RunPlan, weight: Tensor, bias: Tensor, rows: int) -> RowProduct:
@@ -511,6 +525,7 @@ def _backward_levels(
     product = RowProduct(weight[:columns].t(), precision=precision, rows=plan.inner)
     if plan.ragged:
         forget_product = RowProduct(weight[columns:].t(), precision=precision, rows=plan.slots)
+
     for block in reversed(plan.blocks):
         to_hidden, to_memory = incoming.buffers(block.edge, block.edges)
         of_forget = None if grads.forget is None else grads.forget[block.children]
@@ -620,6 +635,7 @@ class TorchGates:
         memory = self.memory[block.nodes]
         if own is not None:
             self._add_inputs(block, gates, own)
+
         u, i, o = gates.rows[:, : 3 * self.width].chunk(3, 1)
         # tanh(x) is 2 sigmoid(2x) - 1, and on CPUs sigmoid is faster.
         u *= 2
@@ -627,12 +643,14 @@ class TorchGates:
         _finish_tanh(u)
         if gates.forget is not None:
             gates.forget.sigmoid_()
+
         candidate = u if mask is None else u * mask
         if self.inner:
             self._sum_memory(block, gates, memory)
             memory.addcmul_(i, candidate)
         else:
             torch.mul(i, candidate, out=memory)
+
         torch.mul(memory, 2, out=activated)
         _finish_tanh(activated.sigmoid_())
         torch.mul(o, activated, out=hidden)
@@ -646,6 +664,7 @@ class TorchGates:
             of_filled = forget[:filled]
             of_filled += own[:, None, last:]
             return
+
         if filled < block.size:
             # Nodes without an input come last; their children read a row of zeros.
             own = torch.cat([own, own.new_zeros(1, own.size(1))])
@@ -695,15 +714,18 @@ class TorchGates:
         mask = self.mask_of(block)
         u, i, o = gates.rows[:, : 3 * width].chunk(3, 1)
         to_u, to_i, to_o = grads.rows[:, : 3 * width].chunk(3, 1)
+
         hidden, memory = incoming.read(block.nodes)
         torch.mul(hidden, activated, out=to_o)
         hidden.mul_(o)
         memory += _TANH_BACKWARD(hidden, activated, grad_input=hidden)
+
         candidate = memory if mask is None else memory * mask
         torch.mul(candidate, i, out=to_u)
         torch.mul(candidate, u, out=to_i)
         if grads.child_memory is not None:
             self._to_children(block, gates, memory, grads, grads.child_memory)
+
         _TANH_BACKWARD(to_u, u, grad_input=to_u)
         _through_sigmoid(grads.rows[:, width:], gates.rows[:, width:])
         if grads.forget is not None and gates.forget is not None:

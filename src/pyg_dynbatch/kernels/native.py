@@ -126,11 +126,13 @@ class NativeKernel(Kernel):
         weight_input, weight_hidden, bias = map(_plain, weights)
         rows = RunRows.of(plan, bias, bias.size(0) // 4)
         rows = rows._replace(aligned_weight=_aligned(weight_hidden, plan.inner))
+
         features = inputs.size(1)
         filled = inputs[plan.leaf_inputs :]
         own = None
         if count := filled.size(0):
             own = RowProduct(weight_input, rows=count)(filled, 0, count)
+
         longest = max(_stride(weight_hidden.size(1)), _stride(features))
         loaded_extension().tree_lstm_forward_run(
             **_fields(plan, rows, weight_hidden), keeps=plan.keeps, hidden=rows.hidden,
@@ -154,10 +156,12 @@ class NativeKernel(Kernel):
         if plan.ragged:
             widest = max(plan.schedule.level_sizes[1:], default=0)
             to_sums = rows.memory.new_empty(min(widest, BLOCK), width)
+
         of_cells = None
         if plan.leaf_inverse is not None:
             hidden, memory = (rows.memory.new_zeros(plan.leaf_cells, width) for _ in range(2))
             of_cells = _packed(StateGradients(hidden, memory))
+
         loaded_extension().tree_lstm_backward_run(
             **_fields(plan, rows, _plain(weight_hidden)), keeps=True, given=_packed(incoming),
             of_cells=of_cells, leaf_grads=leaf_grads, grads=grads.rows, to_forget=grads.forget,

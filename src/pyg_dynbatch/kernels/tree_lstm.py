@@ -63,11 +63,13 @@ def tree_lstm(
         keeps=keeps,
     )
     _check_weights(inputs, weights, plan, mixed=precision is not None)
+
     if half:
         # Once per run, as autocast would; autograd casts the gradients back.
         inputs = inputs.to(torch.bfloat16)
         weights = (*(weight.to(torch.bfloat16) for weight in weights[:2]), weights[2])
     inputs = inputs.contiguous()
+
     kernel = choose_kernel(plan, inputs, weights)
     if keeps:
         states: tuple[Tensor, Tensor] = _TreeLSTM.apply(plan, kernel, inputs, *weights)
@@ -136,9 +138,11 @@ class _TreeLSTM(Function):
         ]
         inputs, weight_input, weight_hidden = saved[:3]
         rows = RunRows(*saved[3:])
+
         needs_inputs, _, needs_hidden, _ = ctx.needs_input_grad[2:]
         grad_inputs = torch.empty_like(inputs) if needs_inputs else None
         grad_hidden = None
+
         with without_autocast(inputs):
             incoming = StateGradients.of_results(plan, grad_h, grad_c, rows)
             grads, of_leaves = ctx.kernel.backward(plan, rows, weight_hidden, incoming)
@@ -170,17 +174,20 @@ def _input_gradients(
     width = of_leaves.size(1) // 3
     own = slice(0, 3 * width)
     leaves = slice(0, plan.leaf_inputs)
+
     grad_weight = torch.empty_like(weight)
     # Leaves have no forget gates.
     grad_weight[own.stop :] = 0
     weight_gradient(of_leaves[leaves], inputs[leaves], plan.precision, grad_weight[own])
     if grad_inputs is not None:
         _write_input_gradients(plan, of_leaves, weight[own], grad_inputs[leaves])
+
     if inputs.size(0) > plan.leaf_inputs:
         of_inner = _input_product_gradients(plan, grads, width)
         if grad_inputs is not None:
             _write_input_gradients(plan, of_inner, weight, grad_inputs[plan.leaf_inputs :])
         grad_weight += weight_gradient(of_inner, inputs[plan.leaf_inputs :], plan.precision)
+
     if grads.forget is None:
         grad_bias = _fold_forget(sum_rows(grads.rows)[None], width)[0]
     else:
