@@ -13,7 +13,7 @@ from torch.autograd import Function, grad, gradcheck, gradgradcheck
 from pyg_dynbatch import schedule_structure
 from pyg_dynbatch.autobatch import programs
 from pyg_dynbatch.core import linear
-from pyg_dynbatch.core.row_buffer import GradientBuffer, RowBuffer, new_token
+from pyg_dynbatch.core.row_buffer import RowBuffer, new_token
 from pyg_dynbatch.nn import NaryTreeLSTM, WeaveStack, weave
 from pyg_dynbatch.nn.pairs import Pairs, order_relu, pair_sum
 from pyg_dynbatch.nn.readout import GaussianHistogramAggregation
@@ -60,10 +60,9 @@ def through_a_buffer() -> Case:
 
 def shared_weight() -> Case:
     def call(x: Tensor, weight: Tensor) -> Tensor:
-        gradients = GradientBuffer()
-        gradients.forms = ((weight.shape, weight.dtype, weight.device),)
-        link = linear._Summed.apply(weight, gradients)
-        return linear._Linear.apply(x, weight, None, link, gradients)
+        gradient = linear.WeightGradient()
+        link = linear._Summed.apply(weight, gradient)
+        return linear._Linear.apply(x, weight, None, link, gradient)
 
     return call, rows((4, 3), (2, 3))
 

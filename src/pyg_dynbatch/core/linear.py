@@ -2,16 +2,16 @@
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd import Function, forward_ad
+from torch.autograd import Function, Variable, forward_ad
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from pyg_dynbatch.core.products import BLOCK, RowProduct, chosen_products, packs
-from pyg_dynbatch.core.row_buffer import GradientBuffer
 
 # A step packs the weight for itself alone. Measured: this pays off from a quarter as many rows on
 # as for all levels of a fused layer, whose rule also counts rows.
@@ -42,7 +42,7 @@ class RunProducts(TorchFunctionMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.sums: dict[tuple[nn.Parameter, torch.dtype], tuple[Tensor, GradientBuffer]] = {}
+        self.sums: dict[tuple[nn.Parameter, torch.dtype], tuple[Tensor, WeightGradient]] = {}
 
     def of_step(self, device: torch.device, size: int) -> AbstractContextManager[object]:
         """Return the context of a step with this many rows."""
@@ -61,14 +61,13 @@ class RunProducts(TorchFunctionMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         """Call a function of torch, or compute a linear map here."""
-        if func is functional.linear:
-            return self.linear(*args, **(kwargs or {}))
-        return func(*args, **kwargs) if kwargs else func(*args)
+        kwargs = kwargs or {}
+        if func is functional.linear and "out" not in kwargs and _is_plain(*args, **kwargs):
+            return self.linear(*args, **kwargs)
+        return func(*args, **kwargs)
 
     def linear(self, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        """Compute ``input @ weight.t() + bias``."""
-        if input.dim() < 2 or not _is_plain(input, weight):
-            return functional.linear(input, weight, bias)
+        """Compute ``input @ weight.t() + bias``, of plain tensors."""
         rows = input.reshape(-1, input.size(-1))
         result = self._linear_of_rows(rows, weight, bias)
         return result if input.dim() == 2 else result.unflatten(0, input.shape[:-1])
@@ -80,22 +79,30 @@ class RunProducts(TorchFunctionMode):
             return _Linear.apply(rows, weight, bias, None, None)
         key = weight, weight.dtype  # which a module may change within a run
         if key not in self.sums:
-            gradients = GradientBuffer()
-            gradients.forms = ((weight.shape, weight.dtype, weight.device),)
-            self.sums[key] = _Summed.apply(weight, gradients), gradients
+            gradient = WeightGradient()
+            self.sums[key] = _Summed.apply(weight, gradient), gradient
         return _Linear.apply(rows, weight, bias, *self.sums[key])
 
 
-def _is_plain(rows: Tensor, weight: Tensor) -> bool:
-    """Whether these are tensors for which the autograd functions below are right."""
-    if torch.compiler.is_compiling():
-        return False
-    if type(rows) is not Tensor or type(weight) not in (Tensor, nn.Parameter):
-        return False
-    if rows.dtype != weight.dtype or weight.dim() != 2 or rows.size(-1) != weight.size(1):
-        return False
+def _is_plain(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> bool:
+    """Whether these are tensors, and this is a moment, for which the functions below are right."""
     is_transformed = torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
-    return not (torch.is_autocast_enabled(rows.device.type) or is_transformed or _are_hooked())
+    is_traced = torch.compiler.is_compiling() or torch.jit.is_tracing()  # type: ignore[attr-defined]
+    # A mode of the user, below ours, may compute something else.
+    if is_transformed or is_traced or torch._C._len_torch_function_stack():
+        return False
+    given = (input, weight) if bias is None else (input, weight, bias)
+    if any(type(each) not in (Tensor, nn.Parameter) or each.is_nested for each in given):
+        return False
+    if input.dim() < 2 or weight.dim() != 2 or not weight.numel():
+        return False
+    if input.size(-1) != weight.size(1) or not weight.dtype.is_floating_point:
+        return False
+    if bias is not None and bias.shape != weight.shape[:1]:
+        return False
+    if any(each.dtype != weight.dtype or each.layout != torch.strided for each in given):
+        return False
+    return not (torch.is_autocast_enabled(input.device.type) or _are_hooked())
 
 
 def _are_hooked() -> bool:
@@ -117,7 +124,30 @@ def _product(rows: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor
     return product
 
 
-# A product hands the gradient of its weight to a buffer. Autograd does not know about it: an empty
+class WeightGradient:
+    """Sum of the gradients of a weight over the steps of a run, for each backward pass."""
+
+    def __init__(self) -> None:
+        self.sums: dict[int, Tensor] = {}  # by the number of the pass: one may run within another
+
+    def add(self, gradient: Tensor, rows: Tensor) -> None:
+        """Add that of a product with rows, given the gradient of the product."""
+        backward_pass = torch._C._current_graph_task_id()
+        total = self.sums.get(backward_pass)
+        if total is not None:
+            total.addmm_(gradient.t(), rows)
+            return
+        self.sums[backward_pass] = gradient.t() @ rows
+        # A pass for other gradients alone does not take the sum.
+        forget = partial(self.sums.pop, backward_pass, None)
+        Variable._execution_engine.queue_callback(forget)
+
+    def take(self) -> Tensor | None:
+        """Return the sum of this backward pass; None if there were no gradients."""
+        return self.sums.pop(torch._C._current_graph_task_id(), None)
+
+
+# A product hands the gradient of its weight to the sum. Autograd does not know about it: an empty
 # tensor, made from the weight, links all products to the function that returns the sum.
 
 
@@ -125,17 +155,14 @@ class _Summed(Function):
     """Makes the empty tensor; its backward pass comes after those of all products."""
 
     @staticmethod
-    def forward(ctx: Any, weight: Tensor, gradients: GradientBuffer) -> Tensor:
-        ctx.gradients = gradients
+    def forward(ctx: Any, weight: Tensor, gradient: WeightGradient) -> Tensor:
+        ctx.gradient = gradient
         ctx.set_materialize_grads(False)
         return weight.new_empty(0)
 
     @staticmethod
     def backward(ctx: Any, _: None) -> tuple[Tensor | None, None]:
-        if torch.is_grad_enabled():  # the products returned the gradients themselves
-            return None, None
-        ((shape, dtype, _device),) = ctx.gradients.forms
-        return ctx.gradients.take(0, shape[0], [dtype])[0], None
+        return ctx.gradient.take(), None
 
 
 class _Linear(Function):
@@ -146,26 +173,32 @@ class _Linear(Function):
         weight: Tensor,
         bias: Tensor | None,
         link: Tensor | None,
-        gradients: GradientBuffer | None,
+        sum_of_weight: WeightGradient | None,
     ) -> Tensor:
+        for_rows, for_weight, *_ = ctx.needs_input_grad
         # The numbers of the weight, too: it may get others by ``weight.data = ...``.
-        ctx.save_for_backward(rows, weight, weight.detach())
-        ctx.gradients = gradients
+        of_weight = (weight, weight.detach()) if for_rows else (None, None)
+        ctx.save_for_backward(rows if for_weight else None, *of_weight)
+        ctx.sum_of_weight = sum_of_weight
+        ctx.set_materialize_grads(False)
         return _product(rows, weight, bias)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, gradient: Tensor | None) -> tuple[Tensor | None, ...]:
+        if gradient is None:
+            return None, None, None, None, None
         rows, weight, numbers = ctx.saved_tensors
         for_rows, for_weight, for_bias, *_ = ctx.needs_input_grad
+        # A pass that is recorded, or runs for many gradients at once, takes what torch knows.
+        is_batched = torch._C._functorch.is_legacy_batchedtensor(gradient)
+        is_plain = not (torch.is_grad_enabled() or is_batched)
         of_rows = of_weight = None
         if for_weight:
-            if ctx.gradients is None or torch.is_grad_enabled():
-                of_weight = gradient.t() @ rows
+            if is_plain and ctx.sum_of_weight is not None:
+                ctx.sum_of_weight.add(gradient, rows)
             else:
-                ctx.gradients.add_product(gradient, rows)
+                of_weight = gradient.t() @ rows
         if for_rows:
-            # A backward pass that is itself recorded takes functions that autograd knows.
-            recorded = torch.is_grad_enabled()
-            of_rows = gradient @ weight if recorded else _product(gradient, numbers.t())
+            of_rows = _product(gradient, numbers.t()) if is_plain else gradient @ weight
         of_bias = gradient.sum(0) if for_bias else None
         return of_rows, of_weight, of_bias, None, None

@@ -57,11 +57,6 @@ class GradientBuffer:
                 if gradient is not None:
                     _add_rows(total, rows, gradient)
 
-    def add_product(self, gradient: Tensor, rows: Tensor) -> None:
-        """Add the gradient of a weight, of which this is the buffer, that multiplied rows."""
-        self._begin((gradient,))
-        self.totals[0].addmm_(gradient.t(), rows)
-
     def take(self, start: int, size: int, dtypes: Sequence[torch.dtype]) -> list[Tensor | None]:
         """Return the complete gradients of rows that were written."""
         self._begin()
