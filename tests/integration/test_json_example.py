@@ -40,8 +40,9 @@ def test_orders_are_learned_and_predicted(tmp_path: Path, capsys: pytest.Capture
     checkpoint = tmp_path / "orders.ckpt"
     arguments = ["--label", "returned", "--epochs", "10", "--checkpoint", str(checkpoint)]
     names["main"]([str(file), *arguments])
-    found = re.search(r"test/accuracy\D+(\d\.\d+)", capsys.readouterr().out)
-    assert found is not None and float(found[1]) > 0.85
+    network, vote = re.findall(r"accuracy (\d\.\d+)", capsys.readouterr().out)
+    # Without the nesting, it is unknown which item is red.
+    assert float(network) > 0.85 and 0.5 < float(vote) < float(network)
 
     model = load(checkpoint, kind=names["DocumentClassifier"])
     unknown = [{"items": "none", "colour": 3}, {"items": [{"size": None}]}]
