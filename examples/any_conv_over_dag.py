@@ -1,5 +1,7 @@
 """Run PyG convolutions over circuits in topological order, and compare with a stack of them.
 
+    python examples/any_conv_over_dag.py
+
 The circuits are and-inverter graphs: every gate is the conjunction of two earlier nodes, and some
 of its edges negate. A stack of three layers reaches gates that are three edges away; in topological
 order, a single layer carries the values through the whole circuit.

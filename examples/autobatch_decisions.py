@@ -1,5 +1,7 @@
 """Models that decide by their own values: by loops and branches of tensors, and by Python's.
 
+    python examples/autobatch_decisions.py
+
 SPINN (Bowman et al., 2016, arXiv:1603.06021), adaptive computation time (Graves, 2016,
 arXiv:1603.08983), a greedy and a beam decoder, and a tree that grows by its own predictions
 (Alvarez-Melis, Jaakkola, 2017). The ``plain`` method of each is its twin with ``if`` and ``while``.

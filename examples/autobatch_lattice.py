@@ -1,4 +1,9 @@
-"""A lattice LSTM (Zhang and Yang 2018, arXiv:1805.02023): letters read the words that end there."""
+"""A lattice LSTM (Zhang and Yang 2018, arXiv:1805.02023): letters read the words that end there.
+
+    python examples/autobatch_lattice.py
+
+Words and texts are drawn. An LSTM over the letters alone stands beside it.
+"""
 
 import random
 from itertools import combinations

@@ -1,5 +1,7 @@
 """SPINN: read a sentence by shifting words onto a stack and joining the two parts on its top.
 
+    python examples/autobatch_spinn.py
+
 Bowman et al. (2016), arXiv:1603.06021. A tracking LSTM learns from the parse when to join; tested,
 the model decides by itself in the middle of an example, and examples are batched all the same.
 """

@@ -1,5 +1,7 @@
 """Fit the constants of many different expressions at once, by gradient descent.
 
+    python examples/autobatch_symbolic.py
+
 Symbolic regression proposes thousands of expressions, each a different tree with constants of its
 own. `autobatch` evaluates all of them together; only how often each function is called differs.
 """

@@ -1,4 +1,9 @@
-"""Guess the names of Python functions from their syntax trees, with one module per type of node."""
+"""Guess the names of Python functions from their syntax trees, with one module per type of node.
+
+    python examples/autobatch_syntax.py
+
+The functions are those of Python's standard library. A bag of the same words stands beside it.
+"""
 
 import ast
 from collections import Counter

@@ -1,5 +1,7 @@
 """An attention encoder-decoder over sentences of different lengths, without padding or masks.
 
+    python examples/autobatch_translation.py
+
 It learns to reverse a sentence; the decoder attends over all words and writes one per step.
 """
 

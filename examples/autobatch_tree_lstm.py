@@ -1,4 +1,9 @@
-"""A Tree-LSTM by ordinary recursion, equal to the layer of the library with the same weights."""
+"""A Tree-LSTM by ordinary recursion, equal to the layer of the library with the same weights.
+
+    python examples/autobatch_tree_lstm.py
+
+The equations are those of Tai et al. (2015), arXiv:1503.00075. The trees are drawn.
+"""
 
 import torch
 from torch import Tensor, nn

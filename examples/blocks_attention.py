@@ -1,5 +1,7 @@
 """Feed-forward attention in blocks: add up the two marked numbers of a sequence of any length.
 
+    python examples/blocks_attention.py
+
 The model, the toy task and the measure of success are those of Raffel and Ellis (2015),
 arXiv:1512.08756, section 3, with shorter sequences. Nothing is padded or masked.
 """

@@ -1,5 +1,7 @@
 """Predict the sign of arithmetic expressions with one small module per operator.
 
+    python examples/blocks_calculator.py
+
 ``OneOf`` selects the block of an operator; a forward declaration makes the block recursive.
 """
 

@@ -1,5 +1,7 @@
 """Identify the language of a sentence: from characters to words, from words to the sentence.
 
+    python examples/blocks_language_id.py
+
 All words of all sentences of a mini-batch are computed in parallel, whatever their length.
 """
 

@@ -1,5 +1,7 @@
 """Rebuild the sentiment model of TensorFlow Fold: dropout in three places, six metrics.
 
+    python examples/blocks_sentiment.py
+
 Except for the sizes, the settings are those of Fold's example (blocks/examples/sentiment): Adagrad
 with a rate of 0.05 and an initial accumulator of 0.1, gradients of the embedding times 0.1, and
 dropout of 0.25 at inputs, outputs and candidates. Fine metrics are over five classes; binary ones

@@ -1,5 +1,7 @@
 """Build a text classifier from small blocks, and replace one of them at a time.
 
+    python examples/blocks_text.py
+
 The pipeline is that of Looks et al. (2017), arXiv:1702.02181, section 3.3: split a text, look up
 its words, combine them into one vector, classify. The types are checked as blocks are connected.
 """

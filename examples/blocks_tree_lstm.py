@@ -1,5 +1,7 @@
 """Train a binary Tree-LSTM on the sentiment of phrases, from bracketed text to an epoch.
 
+    python examples/blocks_tree_lstm.py
+
 The model is that of Tai, Socher and Manning (2015), arXiv:1503.00075, equations 9-14: a loss at
 every node, and accuracies of all nodes and of the roots. To train on your own trees, such as the
 Stanford Sentiment Treebank, use the lines of their file instead of those generated here.

@@ -1,5 +1,7 @@
 """Write the weave module in blocks: atoms and pairs exchange information, without padding.
 
+    python examples/blocks_weave.py
+
 The equations are (4) and (5) of Looks et al. (2017), arXiv:1702.02181, after Kearnes et al. (2016),
 arXiv:1603.00856. The target is the longest path in a molecule, in bonds.
 """

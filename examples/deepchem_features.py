@@ -1,5 +1,7 @@
 """Use your own features of atoms and pairs: those of DeepChem's ``WeaveFeaturizer``.
 
+    python examples/deepchem_features.py
+
 A part names its columns, and returns one row per atom, or one code per pair. Both must not depend
 on the order of the atoms. Each part keeps its arguments as attributes, so that a checkpoint can
 build it again. Import this module before you load such a checkpoint.

@@ -1,5 +1,7 @@
 r"""Dynamic batching on one page, in plain PyTorch: record, schedule by depth, run with gathers.
 
+    python examples/dynamic_batching_in_one_page.py
+
 A network over trees computes a different graph for every example, so examples cannot be stacked
 into one tensor. Dynamic batching (Looks et al., 2017) instead
 
@@ -17,8 +19,6 @@ Here the trees are Boolean expressions, and the network learns to evaluate them:
           and     1                     and               depth 1: two ands
          /   \                         /   \
         1     0                       0     1             depth 0: five leaves
-
-``pyg_dynbatch.core`` adds types, preallocated buffers of rows, shared gradients, other policies.
 """
 
 import random

@@ -1,5 +1,7 @@
 """Define your own feature of pairs of atoms and use it in a weave network.
 
+    python examples/molecule_pair_feature.py
+
 Hydrogen bonds within a molecule need polar atoms on both sides of a pair. The feature is one bit
 per pair; its codes are combined with those of the library, and nothing else changes.
 """

@@ -1,5 +1,7 @@
 """Train on molecules that come with RDKit, predict ten others, and draw what matters in them.
 
+    python examples/molecule_predict_and_draw.py
+
 The target is the topological polar surface area, a sum over polar atoms, so nitrogen and oxygen
 should be coloured. The pictures are written to a temporary folder; choose a different one to keep
 them.

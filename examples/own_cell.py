@@ -1,5 +1,7 @@
 """Write, check and train your own cell; the library does the batching.
 
+    python examples/own_cell.py
+
 The cell is a minimal gated unit for any number of children: a gate decides how much of the
 children's sum is kept. It learns to count the marked leaves below every node of a random tree.
 """

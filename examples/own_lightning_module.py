@@ -1,5 +1,7 @@
 """Find the values of nested lists of digits with your own LightningModule over a Tree-LSTM.
 
+    python examples/own_lightning_module.py
+
 Nothing of ``pyg_dynbatch.lightning`` is used: the layer is a module, the batches are PyG's, and
 the loader attaches the schedule by which the layer runs all trees of a batch level by level.
 """

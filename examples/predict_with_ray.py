@@ -1,6 +1,6 @@
 """Predict the SMILES of a file with several processes, on one machine or on a cluster of Ray.
 
-python examples/predict_with_ray.py best.ckpt molecules.smi table --workers 2
+    python examples/predict_with_ray.py best.ckpt molecules.smi table --workers 2
 
 Every worker opens the checkpoint once. Ray repeats what a killed worker was computing. The table is
 written as CSV files into a folder, in the order of the input. Reading and writing take a core that

@@ -1,5 +1,7 @@
 """Predict the sign of Python expressions from their syntax trees, with one module per node type.
 
+    python examples/python_ast.py
+
 Every expression is recorded; the engine runs calls of the same module together.
 """
 

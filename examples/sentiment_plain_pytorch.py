@@ -1,5 +1,7 @@
 """Classify the sentiment of every phrase of a tree, in a plain PyTorch training loop.
 
+    python examples/sentiment_plain_pytorch.py
+
 The trees are generated, one per line in the format of the Stanford Sentiment Treebank; use the
 path of your own file instead.
 """

@@ -1,5 +1,7 @@
 """Put a Tree-LSTM between the layers of an ordinary PyG model, with PyG's own loader.
 
+    python examples/tree_lstm_in_pyg_model.py
+
 The task is to evaluate formulas of and, or, not over true and false. Two graph convolutions reach
 nodes two edges away; the Tree-LSTM carries values from the leaves to the root of any formula.
 """

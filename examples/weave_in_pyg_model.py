@@ -1,5 +1,7 @@
 """Put a weave layer between ordinary PyG layers, so that pairs of nodes exchange information.
 
+    python examples/weave_in_pyg_model.py
+
 Each graph is a ring with two marked nodes; the target is the number of bonds between them. Three
 convolutions reach nodes three bonds away; a weave layer reads all pairs, with their distance as a
 feature.

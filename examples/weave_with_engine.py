@@ -1,5 +1,7 @@
 """Write weave by the equations of one molecule; the engine batches molecules of any size.
 
+    python examples/weave_with_engine.py
+
 The equations are (4) and (5) of Looks et al. (2017), arXiv:1702.02181. The factored layer with the
 same weights gives the same results faster. In this way, a variant of weave can be tried as a
 recording first, and a layer for it can be checked.
