@@ -22,7 +22,8 @@ def circuit(num_inputs: int, num_gates: int) -> DynTreeData:
     """Draw a circuit; y is the value of every node, edge_attr marks negated edges."""
     value = torch.randint(0, 2, (num_inputs,)).bool().tolist()
     x = torch.tensor([[float(v), 1.0 - v, 0.0] for v in value] + [[0.0, 0.0, 1.0]] * num_gates)
-    edges, negated = [], []
+    edges = []
+    negated = []
     for gate in range(num_inputs, num_inputs + num_gates):
         parts = torch.randperm(gate)[:2].tolist()
         flips = (torch.rand(2) < 0.5).tolist()

@@ -14,7 +14,9 @@ from torch import Tensor, nn
 
 from pyg_dynbatch.autobatch import autobatch, emit, total
 
-LETTERS, WORDS, CLASSES = 8, 60, 3
+LETTERS = 8
+WORDS = 60
+CLASSES = 3
 
 
 class Lattice(nn.Module):
@@ -22,19 +24,26 @@ class Lattice(nn.Module):
 
     def __init__(self, reads: bool, width: int) -> None:
         super().__init__()
-        self.reads, self.letter = reads, nn.Embedding(LETTERS, width)
-        self.word, self.word_gates = nn.Embedding(WORDS, width), nn.Linear(2 * width, 3 * width)
-        self.gates, self.choose = nn.Linear(2 * width, 3 * width), nn.Linear(2 * width, width)
+        self.reads = reads
+        self.letter = nn.Embedding(LETTERS, width)
+        self.word = nn.Embedding(WORDS, width)
+        self.word_gates = nn.Linear(2 * width, 3 * width)
+        self.gates = nn.Linear(2 * width, 3 * width)
+        self.choose = nn.Linear(2 * width, width)
         self.tag = nn.Linear(width, CLASSES)
         self.register_buffer("zero", torch.zeros(width))
 
     def forward(self, example: tuple[list[Tensor], list[list[tuple]], list[int]]) -> None:
         """Read letters, and the words that begin at each, with the places of their last letters."""
         letters, words, _ = example
-        h, c, ending = self.zero, self.zero, [[] for _ in letters]
+        h = self.zero
+        c = self.zero
+        ending = [[] for _ in letters]
         for place, letter in enumerate(map(self.letter, letters)):
             i, o, g = self.gates(torch.cat([letter, h], -1)).chunk(3, -1)
-            i, g, found = i.sigmoid(), g.tanh(), ending[place]
+            i = i.sigmoid()
+            g = g.tanh()
+            found = ending[place]
             if found:  # a softmax weighs the letter and any number of words
                 gates = [i, *(self.choose(torch.cat([letter, m], -1)).sigmoid() for m in found)]
                 weights = [gate.exp() for gate in gates]

@@ -22,15 +22,19 @@ class Spinn(nn.Module):
 
     def __init__(self, width: int) -> None:
         super().__init__()
-        self.word, self.head = nn.Embedding(17, 2 * width), nn.Linear(width, 10)
-        self.tracker, self.move = nn.LSTMCell(3 * width, width), nn.Linear(width, 2)
+        self.word = nn.Embedding(17, 2 * width)
+        self.head = nn.Linear(width, 10)
+        self.tracker = nn.LSTMCell(3 * width, width)
+        self.move = nn.Linear(width, 2)
         self.join = NaryTreeLSTMCell(width, width)  # its input is the state of the tracker
 
     def forward(self, example: tuple[list[Tensor], list[int] | None]) -> Tensor:
         """Return the scores of the classes, and emit those of all transitions."""
         words, given = example
         end, *parts = (self.word(word).chunk(2, -1) for word in [torch.tensor(16), *words])
-        buffer, stack, tracked = [end, *reversed(parts)], [end, end], None
+        buffer = [end, *reversed(parts)]
+        stack = [end, end]
+        tracked = None
         for step in range(2 * len(words) - 1):
             seen = torch.cat([h for h, _ in (buffer[-1], *stack[-2:])], -1)
             tracked = self.tracker(seen, tracked)

@@ -52,10 +52,13 @@ def draw(rng: random.Random, depth: int, numbers: Iterator[int]) -> tuple:
 def main(expressions: int = 2000, steps: int = 40) -> None:
     """Fit values that the same expressions have with other constants."""
     torch.manual_seed(0)
-    rng, numbers, points = random.Random(0), count(), torch.linspace(-2, 2, 32)
+    rng = random.Random(0)
+    numbers = count()
+    points = torch.linspace(-2, 2, 32)
     trees = [draw(rng, depth=5, numbers=numbers) for _ in range(expressions)]
     num_constants = next(numbers)
-    truth, plain = Expression(num_constants, points), Expression(num_constants, points)
+    truth = Expression(num_constants, points)
+    plain = Expression(num_constants, points)
     model = autobatch(plain)
     batch = model.collate(trees)  # the trees stay the same: recorded and scheduled once
     with torch.no_grad():

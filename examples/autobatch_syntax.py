@@ -33,7 +33,8 @@ class Syntax(nn.Module):
 
     def __init__(self, numbers: dict[str, int], kinds: set[str], width: int) -> None:
         super().__init__()
-        self.numbers, self.word = numbers, nn.Embedding(1000, width)
+        self.numbers = numbers
+        self.word = nn.Embedding(1000, width)
         self.kinds = nn.ModuleDict({kind: nn.Linear(2 * width, width) for kind in sorted(kinds)})
 
     def forward(self, node: tuple) -> Tensor:
@@ -54,7 +55,8 @@ def functions(files: int) -> list[tuple[str, ast.Module]]:
 
 def fit(model: nn.Module, inputs: list, labels: Tensor, parts: list, rate: float, epochs: int):
     """Train; return the shares of right guesses in the parts for validation and test."""
-    train, optimizer = parts[0], torch.optim.Adam(model.parameters(), lr=rate)
+    train = parts[0]
+    optimizer = torch.optim.Adam(model.parameters(), lr=rate)
     for part in torch.cat([train[torch.randperm(len(train))] for _ in range(epochs)]).split(32):
         optimizer.zero_grad()
         nn.functional.cross_entropy(model([inputs[i] for i in part]), labels[part]).backward()

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from pyg_dynbatch.autobatch import attend, autobatch, emit
 
-WORDS, START = 20, 0
+WORDS = 20
+START = 0
 
 
 class Translate(nn.Module):
@@ -21,14 +22,18 @@ class Translate(nn.Module):
 
     def __init__(self, width: int) -> None:
         super().__init__()
-        self.word, self.query = nn.Embedding(WORDS, width), nn.Linear(width, 2 * width)
-        self.forwards, self.backwards = nn.LSTMCell(width, width), nn.LSTMCell(width, width)
-        self.decoder, self.score = nn.LSTMCell(3 * width, width), nn.Linear(3 * width, WORDS)
+        self.word = nn.Embedding(WORDS, width)
+        self.query = nn.Linear(width, 2 * width)
+        self.forwards = nn.LSTMCell(width, width)
+        self.backwards = nn.LSTMCell(width, width)
+        self.decoder = nn.LSTMCell(3 * width, width)
+        self.score = nn.Linear(3 * width, WORDS)
         self.register_buffer("zero", torch.zeros(width))
 
     def encode(self, cell: nn.Module, words: list[Tensor]) -> list[Tensor]:
         """Return the state after each word."""
-        states, state = [], (self.zero, self.zero)
+        states = []
+        state = (self.zero, self.zero)
         for word in words:
             state = cell(word, state)
             states.append(state[0])
@@ -40,7 +45,9 @@ class Translate(nn.Module):
         words = [self.word(word) for word in source]
         states = self.encode(self.forwards, words), self.encode(self.backwards, words[::-1])[::-1]
         memory = [torch.cat(pair, -1) for pair in zip(*states, strict=True)]
-        state, context, last = (self.zero, self.zero), memory[-1], torch.tensor(START)
+        state = (self.zero, self.zero)
+        context = memory[-1]
+        last = torch.tensor(START)
         for step in range(len(source)):
             state = self.decoder(torch.cat([self.word(last), context], -1), state)
             context = attend(self.query(state[0]), memory)

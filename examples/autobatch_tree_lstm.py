@@ -14,7 +14,9 @@ from pyg_dynbatch.data import from_nested
 from pyg_dynbatch.loader import Collater
 from pyg_dynbatch.nn import NaryTreeLSTM
 
-WORDS, WIDTH, CLASSES = 100, 32, 5
+WORDS = 100
+WIDTH = 32
+CLASSES = 5
 State = tuple[Tensor, Tensor]
 
 
@@ -35,14 +37,17 @@ class TreeLSTM(nn.Module):
 
     def __init__(self, words: int = WORDS, width: int = WIDTH) -> None:
         super().__init__()
-        self.word, self.head = nn.Embedding(words, width), nn.Linear(width, CLASSES)
-        self.leaf, self.cell = Cell(width, 3 * width), Cell(2 * width, 5 * width)
+        self.word = nn.Embedding(words, width)
+        self.head = nn.Linear(width, CLASSES)
+        self.leaf = Cell(width, 3 * width)
+        self.cell = Cell(2 * width, 5 * width)
 
     def encode(self, tree: int | tuple) -> State:
         """Compute the state of a tree."""
         if isinstance(tree, int):
             return self.leaf(self.word(torch.tensor(tree)))
-        (h, c), (k, d) = self.encode(tree[0]), self.encode(tree[1])
+        h, c = self.encode(tree[0])
+        k, d = self.encode(tree[1])
         return self.cell(torch.cat([h, k], -1), c, d)
 
     def forward(self, tree: int | tuple) -> Tensor:
@@ -61,7 +66,8 @@ def draw(leaves: int) -> int | tuple:
 def main() -> None:
     """Compare results and gradients with the layer, on the same trees."""
     torch.manual_seed(0)
-    plain, layer = TreeLSTM().double(), NaryTreeLSTM(WIDTH, WIDTH).double()
+    plain = TreeLSTM().double()
+    layer = NaryTreeLSTM(WIDTH, WIDTH).double()
     u, i, o, f = layer.cell.bias.split(WIDTH)
     leaf = {"leaf.weight": layer.cell.weight_input[: 3 * WIDTH], "leaf.bias": torch.cat([u, i, o])}
     pair = {"cell.weight": layer.cell.weight_hidden, "cell.bias": torch.cat([u, i, o, f, f])}

@@ -36,7 +36,8 @@ def calculator(width: int) -> td.Block:
 
 def mixer(width_in: int, width: int) -> nn.Module:
     """Return two layers with a norm, which keeps values of deep expressions distinct."""
-    widen, back = nn.Linear(width_in, 2 * width), nn.Linear(2 * width, width)
+    widen = nn.Linear(width_in, 2 * width)
+    back = nn.Linear(2 * width, width)
     return nn.Sequential(widen, nn.ReLU(), back, nn.LayerNorm(width))
 
 

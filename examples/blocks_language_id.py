@@ -55,7 +55,8 @@ def language_model(characters: int, words: int, classes: int) -> td.Block:
 def main() -> None:
     """Train on some sentences of four languages, and predict the language of others."""
     torch.manual_seed(0)
-    train, test = [], []
+    train = []
+    test = []
     for number, text in enumerate(LANGUAGES.values()):
         said = text.split("|")
         test += [(sentence, number) for sentence in said[:HELD_OUT]]

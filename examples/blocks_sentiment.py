@@ -31,11 +31,14 @@ class DropoutTreeLSTM(nn.Module):
 
     def __init__(self, width_in: int, width: int, keep: float) -> None:
         super().__init__()
-        self.gates, self.drop = nn.Linear(width_in + 2 * width, 5 * width), 1 - keep
+        self.gates = nn.Linear(width_in + 2 * width, 5 * width)
+        self.drop = 1 - keep
 
     def forward(self, x: Tensor, left: State, right: State) -> tuple[Tensor, State]:
         """Compute all nodes of a level at once."""
-        (h0, c0), (h1, c1), x = left, right, dropout(x, self.drop, self.training)
+        h0, c0 = left
+        h1, c1 = right
+        x = dropout(x, self.drop, self.training)
         i, j, f0, f1, o = self.gates(torch.cat([x, h0, h1], 1)).chunk(5, 1)
         j = dropout(j.tanh(), self.drop, self.training)
         c = i.sigmoid() * j + (f0 + 1).sigmoid() * c0 + (f1 + 1).sigmoid() * c1
@@ -139,9 +142,12 @@ def main() -> None:
     trees = [phrase(rng, depth=4)[0] for _ in range(1200)]
     model = model_of([*WORDS, "not", "very", "but"], width_in=32, width=64)
     traced = [model.tracer(tree) for tree in trees]
-    train, dev, test = traced[:800], traced[800:1000], traced[1000:]
+    train = traced[:800]
+    dev = traced[800:1000]
+    test = traced[1000:]
     optimizer = Adagrad(model.parameters(), lr=0.05, initial_accumulator_value=0.1)
-    best, kept = 0.0, model.state_dict()
+    best = 0.0
+    kept = model.state_dict()
     for epoch in range(12):
         rng.shuffle(train)
         error = run_epoch(model, train, optimizer)["all_loss"]
@@ -149,7 +155,8 @@ def main() -> None:
             share = run_epoch(model, dev)["root_hits"]
         print(f"epoch {epoch}: loss {error:.3f}, correct roots of validation trees {share:.3f}")
         if share > best:
-            best, kept = share, deepcopy(model.state_dict())
+            best = share
+            kept = deepcopy(model.state_dict())
     model.load_state_dict(kept)
     with torch.no_grad():
         found = run_epoch(model, test)

@@ -44,9 +44,11 @@ def text_pipeline(way: str, words: list[str], width: int, classes: int) -> td.Bl
 def reviews(rng: random.Random) -> Iterator[tuple[str, int]]:
     """Draw texts such as ``"film not bad and plot superb"``; good if most praise is meant."""
     while True:
-        said, value = [], 0
+        said = []
+        value = 0
         for _ in range(rng.choice([1, 3])):
-            place, negated = rng.randrange(6), rng.random() < 0.5
+            place = rng.randrange(6)
+            negated = rng.random() < 0.5
             value += (-1 if negated else 1) * (1 if place > 2 else -1)
             said += ["and"] * bool(said) + [rng.choice(["film", "plot"])]
             said += ["not"] * negated + [WORDS[place]]

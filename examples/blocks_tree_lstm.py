@@ -48,7 +48,8 @@ class BinaryTreeLSTM(nn.Module):
 
     def forward(self, x: Tensor, left: State, right: State) -> State:
         """Compute all nodes of a level at once."""
-        (h0, c0), (h1, c1) = left, right
+        h0, c0 = left
+        h1, c1 = right
         u, i, o, f0, f1 = self.gates(torch.cat([x, h0, h1], 1)).chunk(5, 1)
         c = i.sigmoid() * u.tanh() + f0.sigmoid() * c0 + f1.sigmoid() * c1
         return o.sigmoid() * c.tanh(), c
@@ -122,7 +123,8 @@ def main() -> None:
     trees = [read_tree(phrase(rng, depth=4)[0]) for _ in range(700)]
     model = sentiment([*WORDS, "not", "very", "but"], width_in=16, width=32)
     traced = [model.tracer(tree) for tree in trees]
-    train, test = traced[:500], traced[500:]
+    train = traced[:500]
+    test = traced[500:]
     optimizer = Adagrad(model.parameters(), lr=0.05, weight_decay=1e-4)
     for epoch in range(6):
         rng.shuffle(train)

@@ -15,7 +15,9 @@ from torch.utils.data import DataLoader
 
 from pyg_dynbatch import blocks as td
 
-WIDTH, FARTHEST, FUNCTIONS = 16, 8, ("a", "aa", "pa", "p", "pp", "ap")
+WIDTH = 16
+FARTHEST = 8
+FUNCTIONS = ("a", "aa", "pa", "p", "pp", "ap")
 
 # Functional unit: one weave module.
 
@@ -30,8 +32,10 @@ def weave_module(f: Mapping[str, nn.Module]) -> td.Block:
     pair = td.AllOf(both, td.GetItem(2) >> f["pp"]) >> td.Concat() >> f["p"]
     model = td.Composition()
     with model.scope():
-        atoms, pairs = model.input[0], model.input[1]
-        first, second = td.Map(td.Broadcast()).reads(atoms), td.Broadcast().reads(atoms)
+        atoms = model.input[0]
+        pairs = model.input[1]
+        first = td.Map(td.Broadcast()).reads(atoms)
+        second = td.Broadcast().reads(atoms)
         new_pairs = td.ZipWith(td.ZipWith(pair)).reads(first, second, pairs)
         sums = from_pairs.reads(pairs)
         model.output.reads(td.ZipWith(atom).reads(atoms, sums), new_pairs)
@@ -75,7 +79,8 @@ def main() -> None:
             optimizer.step()
     with torch.no_grad():
         found, wanted = model(examples[200:]).output
-    error, plain = (found - wanted).abs().mean(), (wanted - wanted.median()).abs().mean()
+    error = (found - wanted).abs().mean()
+    plain = (wanted - wanted.median()).abs().mean()
     print(f"test error {error:.2f} bonds, {plain:.2f} always predicting the median")
 
 

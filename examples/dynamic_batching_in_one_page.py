@@ -78,7 +78,8 @@ def schedule(examples: list[list[Call]]) -> tuple[list[Step], Tensor]:
     row: dict[tuple[int, int], int] = {}
     steps = []
     for (_, operation), members in sorted(groups.items()):
-        reads, constants = [], []
+        reads = []
+        constants = []
         for example, number in members:
             call = examples[example][number]
             reads.append([row[example, argument] for argument in call.arguments])
@@ -114,7 +115,8 @@ def random_tree(depth: int) -> tuple[int | tuple, int]:
     if depth == 0 or random.random() < 0.2:
         return (bit := random.randrange(2)), bit
     operator = random.choice(list(OPERATORS))
-    (left, a), (right, b) = random_tree(depth - 1), random_tree(depth - 1)
+    left, a = random_tree(depth - 1)
+    right, b = random_tree(depth - 1)
     return (operator, left, right), OPERATORS[operator](a, b)
 
 

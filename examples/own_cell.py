@@ -65,7 +65,8 @@ testing.assert_cell_agrees(cell, trees[:5])
 print("batching agrees")
 
 # 2. As a layer in any PyTorch model.
-layer, head = RecursiveLayer(cell), nn.Linear(16, 1)
+layer = RecursiveLayer(cell)
+head = nn.Linear(16, 1)
 optimizer = torch.optim.Adam([*layer.parameters(), *head.parameters()], lr=0.01)
 for _ in range(20):
     for batch in DataLoader(trees, batch_size=50, shuffle=True):

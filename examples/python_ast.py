@@ -13,7 +13,9 @@ from torch import nn
 
 from pyg_dynbatch import Engine, Operations, Recording, TensorType, Value, schedule_recordings
 
-STATE, DIGIT, CLASSES = TensorType((32,)), TensorType((), torch.int64), TensorType((3,))
+STATE = TensorType((32,))
+DIGIT = TensorType((), torch.int64)
+CLASSES = TensorType((3,))
 
 
 class Combine(nn.Module):
@@ -23,7 +25,8 @@ class Combine(nn.Module):
 
     def __init__(self, operands: int) -> None:
         super().__init__()
-        widen, back = nn.Linear(32 * operands, 64), nn.Linear(64, 32)
+        widen = nn.Linear(32 * operands, 64)
+        back = nn.Linear(64, 32)
         self.mix = nn.Sequential(widen, nn.ReLU(), back, nn.LayerNorm(32))
 
     def forward(self, *states: torch.Tensor) -> torch.Tensor:

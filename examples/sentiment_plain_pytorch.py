@@ -69,7 +69,8 @@ def main() -> None:
         hit = model(batch).argmax(1) == batch.y
         read = BracketedTree(train.vocabulary, labels="none")
         own = model(read("((not) ((very) (good)))")).argmax(1)
-    roots, nodes = hit[batch.root_index].float().mean(), hit.float().mean()
+    roots = hit[batch.root_index].float().mean()
+    nodes = hit.float().mean()
     print(f"test accuracy: roots {roots:.3f}, nodes {nodes:.3f}")
     print(f"'not very good' gets class {own[0]} of 0-4")
 

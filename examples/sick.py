@@ -33,7 +33,8 @@ from pyg_dynbatch.nn import ChildSumTreeLSTM
 
 SPLITS = {"train": "SICK_train.txt", "dev": "SICK_trial.txt", "test": "SICK_test_annotated.txt"}
 NUM_GRADES = 5
-ROOT, LEFT_OUT = 0, -1  # as a parent; punctuation is left out of dependency trees
+ROOT = 0
+LEFT_OUT = -1  # as a parent; punctuation is left out of dependency trees
 
 
 class Sentence(NamedTuple):
@@ -173,7 +174,8 @@ def train(model: Relatedness, pairs: dict[str, list[DynTreeData]], epochs: int) 
     """Train, and return the test figures of the epoch that was best on dev."""
     trained = [weight for weight in model.parameters() if weight.requires_grad]
     optimizer = torch.optim.Adagrad(trained, lr=0.05, weight_decay=1e-4)
-    best, best_weights = -1.0, copy.deepcopy(model.state_dict())
+    best = -1.0
+    best_weights = copy.deepcopy(model.state_dict())
     for epoch in range(1, epochs + 1):
         model.train()
         for batch in DataLoader(pairs["train"], batch_size=25, shuffle=True):
@@ -184,7 +186,8 @@ def train(model: Relatedness, pairs: dict[str, list[DynTreeData]], epochs: int) 
         figures = evaluate(model, pairs["dev"])
         print(f"epoch {epoch}: dev", shown(figures), flush=True)
         if figures["pearson"] > best:
-            best, best_weights = figures["pearson"], copy.deepcopy(model.state_dict())
+            best = figures["pearson"]
+            best_weights = copy.deepcopy(model.state_dict())
     model.load_state_dict(best_weights)
     return evaluate(model, pairs["test"])
 

@@ -26,7 +26,8 @@ def formula(rng: random.Random, depth: int) -> Data:
     edges: list[tuple[int, int]] = []
 
     def grow(depth: int) -> tuple[int, bool]:
-        node, kind = len(kinds), rng.choice([AND, OR, NOT] if depth else [FALSE, TRUE])
+        node = len(kinds)
+        kind = rng.choice([AND, OR, NOT] if depth else [FALSE, TRUE])
         kinds.append(kind)
         if kind in (FALSE, TRUE):
             return node, kind == TRUE

@@ -29,7 +29,9 @@ from pyg_dynbatch import (
 from pyg_dynbatch.core.operation import calls_only
 from pyg_dynbatch.nn import Pairs, WeaveConv, WeaveStack
 
-NUM_CODES, ATOM_FEATURES, PAIR_FEATURES = 9, 6, 5
+NUM_CODES = 9
+ATOM_FEATURES = 6
+PAIR_FEATURES = 5
 _WEAVE_METHODS = ("forward", "split", "sum_pairs", "update_pairs", "update_atoms")
 
 
@@ -58,7 +60,8 @@ class WeaveRecorder(nn.Module):
 
     def recording(self, num_atoms: int, code: Sequence[Sequence[int | None]]) -> Recording:
         """Record one molecule, given the code of every ordered pair; None for an unused pair."""
-        recording, atoms = Recording(), range(num_atoms)
+        recording = Recording()
+        atoms = range(num_atoms)
         a: list[Value] = [recording.input(self.atom, i) for i in atoms]
         p: dict[tuple[int, int], Value] = {
             (i, j): recording.call(self.lookup, recording.constant(self.code, code[i][j]))
@@ -99,12 +102,14 @@ class _WeaveModule(nn.Module):
             run = run or partial(self.activated, name)
             return operations.add(run, inputs, outputs, name=f"{name}{level}")
 
-        aa, pa = add("aa", atom), add("pa", pair)
+        aa = add("aa", atom)
+        pa = add("pa", pair)
         a = add("a", atom, *aa.outputs, Ragged(pa.outputs[0]), run=self.atom)
         self.of_atoms = aa, pa, a
         self.of_pairs = None
         if conv.pair_out is not None:
-            ap, pp = add("ap", atom, atom), add("pp", pair)
+            ap = add("ap", atom, atom)
+            pp = add("pp", pair)
             inputs = pair, *ap.outputs, *ap.outputs, *pp.outputs
             self.of_pairs = ap, pp, add("p", *inputs, run=self.pair, tag="pair")
 
@@ -112,7 +117,8 @@ class _WeaveModule(nn.Module):
         self, recording: Recording, a: list[Value], p: dict[tuple[int, int], Value]
     ) -> tuple[list[Value], dict[tuple[int, int], Value]]:
         """Record equations 4 and 5 for one molecule."""
-        call, atoms = recording.call, range(len(a))
+        call = recording.call
+        atoms = range(len(a))
         f_aa, f_pa, f_a = self.of_atoms
         new_a = []
         for i in atoms:
