@@ -164,7 +164,8 @@ class BlocksOfPlaces:
         known = td.InputTransform(lambda text: [rows[p] for p in pieces_of(text) if p in rows])
         embedding = nn.Embedding(len(rows), self.width)
         nn.init.normal_(embedding.weight, std=0.01)  # small, as most pieces are rare
-        piece = td.Scalar("int64") >> embedding >> nn.Dropout(self.dropout)
+        # Whole pieces are dropped, each row being a channel for PyTorch.
+        piece = td.Scalar("int64") >> embedding >> nn.Dropout1d(min(2 * self.dropout, 0.9))
         return known >> td.Map(piece) >> td.Sum()
 
     def of_number(self, scale: Mapping[str, float]) -> td.Block:

@@ -66,7 +66,9 @@ def test_method_names(run, tmp_path):
 @pytest.mark.long
 def test_molecule_baselines(run, tmp_path):
     lines = ["smiles,oxygens"]
-    lines += [f"{'C' * (number % 9 + 1)}{'O' * (number % 3)},{1.5 * (number % 3)}" for number in range(60)]
+    lines += [
+        f"{'C' * (number % 9 + 1)}{'O' * (number % 3)},{1.5 * (number % 3)}" for number in range(60)
+    ]
     path = tmp_path / "alcohols.csv"
     path.write_text("\n".join(lines), encoding="utf-8")
     options = ("--seeds", 1, "--epochs", 1, "--output", tmp_path)
