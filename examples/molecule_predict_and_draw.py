@@ -22,9 +22,6 @@ from pyg_dynbatch.datasets import NCI
 from pyg_dynbatch.lightning import DatasetData, Task
 from pyg_dynbatch.models import MoleculeModel, MoleculeSchema, predict
 
-logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
-pl.seed_everything(0, verbose=False)
-
 
 def train(molecules: NCI, path: Path) -> None:
     """Train on 1,000 molecules, with pairs of atoms at most two bonds apart; save the model."""
@@ -52,24 +49,32 @@ def weights_of_atoms(model: MoleculeModel, smiles: str) -> list[float]:
     return (gradient * batch.x).sum(1).tolist()
 
 
-with tempfile.TemporaryDirectory() as folder:
-    nci = NCI()
-    checkpoint = Path(folder, "tpsa.ckpt")
-    train(nci, checkpoint)
-    model = load(checkpoint)
-    new = nci[2000:2010]
-    table = predict(model, new.smiles)
-    polar = 0
-    for number, smiles in enumerate(new.smiles):
-        weights = weights_of_atoms(model, smiles)
-        mol = model.schema.featurizer.prepare(smiles)
-        picture = MolDraw2DSVG(400, 400)
-        SimilarityMaps.GetSimilarityMapFromWeights(mol, weights, draw2d=picture)
-        picture.FinishDrawing()
-        Path(folder, f"{number}.svg").write_text(picture.GetDrawingText(), encoding="utf-8")
-        atom = mol.GetAtomWithIdx(max(range(len(weights)), key=weights.__getitem__))
-        polar += atom.GetSymbol() in ("N", "O")
-        values = f"{new.targets[number, 0]:6.1f} {table['prediction_TPSA'][number]:6.1f}"
-        print(f"{values}  most: {atom.GetSymbol()}{atom.GetIdx():<3} {smiles}")
-    pictures = len(list(Path(folder).glob("*.svg")))
-    print(f"pictures: {pictures}, the most important atom is polar in {polar} of 10")
+def main() -> None:
+    """Train, predict, and draw the weights of the atoms."""
+    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+    pl.seed_everything(0, verbose=False)
+    with tempfile.TemporaryDirectory() as folder:
+        nci = NCI()
+        checkpoint = Path(folder, "tpsa.ckpt")
+        train(nci, checkpoint)
+        model = load(checkpoint)
+        new = nci[2000:2010]
+        table = predict(model, new.smiles)
+        polar = 0
+        for number, smiles in enumerate(new.smiles):
+            weights = weights_of_atoms(model, smiles)
+            mol = model.schema.featurizer.prepare(smiles)
+            picture = MolDraw2DSVG(400, 400)
+            SimilarityMaps.GetSimilarityMapFromWeights(mol, weights, draw2d=picture)
+            picture.FinishDrawing()
+            Path(folder, f"{number}.svg").write_text(picture.GetDrawingText(), encoding="utf-8")
+            atom = mol.GetAtomWithIdx(max(range(len(weights)), key=weights.__getitem__))
+            polar += atom.GetSymbol() in ("N", "O")
+            values = f"{new.targets[number, 0]:6.1f} {table['prediction_TPSA'][number]:6.1f}"
+            print(f"{values}  most: {atom.GetSymbol()}{atom.GetIdx():<3} {smiles}")
+        pictures = len(list(Path(folder).glob("*.svg")))
+        print(f"pictures: {pictures}, the most important atom is polar in {polar} of 10")
+
+
+if __name__ == "__main__":
+    main()
