@@ -7,6 +7,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator
+from concurrent.futures import Executor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -114,6 +115,15 @@ def shared_data() -> Callable[[str], Path]:
         return path
 
     return find
+
+
+@pytest.fixture(scope="session")
+def another_process() -> Iterator[Executor]:
+    """Start one process for all tests that need another one; it checks no annotations."""
+    from tests.processes import one_process
+
+    with one_process() as pool:
+        yield pool
 
 
 @pytest.fixture(scope="session")

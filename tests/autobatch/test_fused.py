@@ -1,10 +1,8 @@
 """Calls that come together run in one step: random programs, and the steps of known models."""
 
 import random
-import subprocess
-import sys
 from collections.abc import Callable
-from pathlib import Path
+from concurrent.futures import Executor
 from typing import Any
 from unittest import mock
 
@@ -80,16 +78,22 @@ def check(seed: int) -> AutoBatch:
     return model
 
 
-@pytest.mark.parametrize("seed", range(15))
-def test_values_and_gradients_are_those_of_single_calls(seed: int) -> None:
-    check(seed)
+def check_many(seeds: range) -> None:
+    for seed in seeds:
+        try:
+            check(seed)
+        except Exception as error:
+            error.add_note(f"seed {seed}")
+            raise
+
+
+def test_values_and_gradients_are_those_of_single_calls() -> None:
+    check_many(range(15))
 
 
 @pytest.mark.long
-def test_thousands_of_programs() -> None:
-    """In a process that does not check annotations."""
-    code = "from tests.autobatch.test_fused import *\nfor seed in range(3_000):\n    check(seed)"
-    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[2])
+def test_thousands_of_programs(another_process: Executor) -> None:
+    another_process.submit(check_many, range(3_000)).result()
 
 
 class Trees(nn.Module):

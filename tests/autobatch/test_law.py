@@ -1,8 +1,7 @@
 """Batched equals one by one: values and gradients of random programs."""
 
 import copy
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
+from concurrent.futures import Executor
 from typing import Any
 
 import pytest
@@ -77,10 +76,8 @@ def check_many(reads: float) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("reads", [0.0, 0.1])
-def test_hundred_thousand_programs(reads: float) -> None:
-    # A process of its own does not check annotations at every call, which takes longer.
-    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
-        pool.submit(check_many, reads).result()
+def test_hundred_thousand_programs(reads: float, another_process: Executor) -> None:
+    another_process.submit(check_many, reads).result()
 
 
 @pytest.mark.parametrize("fibers", [True, False])

@@ -1,11 +1,9 @@
 """The scheduler in C computes what its definitions in Python compute, on random recordings."""
 
 import random
-import subprocess
-import sys
 from collections.abc import Sequence
+from concurrent.futures import Executor
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -118,20 +116,21 @@ def schedules(seed: int, calls: int = 8) -> list[tuple[Steps, int]]:
     return found
 
 
-@pytest.mark.parametrize("seed", range(40))
-def test_c_follows_the_definitions(seed: int) -> None:
+def check_schedules(seeds: range) -> None:
+    for seed in seeds:
+        in_c, by_definition = schedules(seed, 2 + seed % 7)
+        assert in_c == by_definition, seed
+
+
+def test_c_follows_the_definitions() -> None:
     assert native.extension() is not None
-    in_c, by_definition = schedules(seed)
-    assert in_c == by_definition
+    check_schedules(range(40))
 
 
 @pytest.mark.long
-def test_c_follows_the_definitions_on_many_recordings() -> None:
-    """In a process that does not check annotations, which would take hours."""
-    code = "from tests.core.test_definitions import schedules\n"
-    code += "for seed in range(20_000):\n    in_c, by_definition = schedules(seed, 2 + seed % 7)\n"
-    code += "    assert in_c == by_definition, seed\n"
-    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[2])
+def test_c_follows_the_definitions_on_many_recordings(another_process: Executor) -> None:
+    # Checks of annotations would take hours.
+    another_process.submit(check_schedules, range(20_000)).result()
 
 
 def test_records_are_decoded_one_after_another() -> None:

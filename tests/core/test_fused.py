@@ -2,9 +2,7 @@
 
 import pickle
 import random
-import subprocess
-import sys
-from pathlib import Path
+from concurrent.futures import Executor
 from typing import Any
 
 import pytest
@@ -222,10 +220,8 @@ def test_steps_compute_what_was_recorded() -> None:
 
 
 @pytest.mark.long
-def test_steps_compute_what_was_recorded_in_many_programs() -> None:
-    """In a process that does not check annotations."""
-    code = "from tests.core.test_fused import *\ncheck_terms(range(20_000))"
-    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[2])
+def test_steps_compute_what_was_recorded_in_many_programs(another_process: Executor) -> None:
+    another_process.submit(check_terms, range(20_000)).result()
 
 
 def test_calls_that_nobody_reads_come_after_those_that_they_read() -> None:

@@ -1,7 +1,9 @@
 """Random programs of loops, branches and stacks, and what they mean in plain Python."""
 
+import pickle
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -11,6 +13,19 @@ from torch import Tensor, nn
 from pyg_dynbatch import autobatch
 
 WIDTH = 3
+
+
+@contextmanager
+def double_by_default() -> Iterator[None]:
+    """Make new tensors double, as long as this lasts."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
 Env = tuple[Any, ...]  # two vectors, a count and a stack
 
 
@@ -186,10 +201,8 @@ def examples(seed: int, count: int, programs: int, grad: bool = True) -> list[Ex
 
 def collated(seed: int) -> bytes:
     """Record and schedule examples, for a different process."""
-    import pickle
-
-    torch.set_default_dtype(torch.float64)
     torch.manual_seed(0)
-    model = autobatch.autobatch(Random())
-    given = examples(seed, 6, 2, grad=False)
-    return pickle.dumps(model.collate(given))
+    with double_by_default():
+        model = autobatch.autobatch(Random())
+        given = examples(seed, 6, 2, grad=False)
+        return pickle.dumps(model.collate(given))

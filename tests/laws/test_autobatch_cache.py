@@ -6,9 +6,8 @@ recording is kept. Its tensors are data, and are others in each epoch.
 
 import random
 from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import Executor
 from functools import partial
-from multiprocessing import get_context
 from typing import Any, NamedTuple
 
 import pytest
@@ -20,6 +19,7 @@ from pyg_dynbatch.autobatch import AutoBatch, attend, autobatch, emit, rows, tot
 from tests.autobatch import programs
 from tests.autobatch.programs import WIDTH
 from tests.laws import decisions
+from tests.laws.decisions import double_by_default
 
 # torch.vmap has no batching rule for attention without weights.
 pytestmark = pytest.mark.filterwarnings("ignore:There is a performance drop")
@@ -184,9 +184,9 @@ KINDS: dict[str, tuple[Any, Any, float]] = {
 }
 
 
+@double_by_default()
 def check_many(kind: str, seeds: Sequence[int]) -> float:
     """Compare epochs of random programs; return the share of examples that were replayed."""
-    torch.set_default_dtype(torch.float64)
     make, draw, _ = KINDS[kind]
     cached, plain = make()
     replayed, count = 0, 0
@@ -205,23 +205,17 @@ def check_many(kind: str, seeds: Sequence[int]) -> float:
                 compare(outcome(cached, result, given, grad), outcome(plain, expected, given, grad))
             for model in {id(each.plain): each for each in (cached, plain)}.values():
                 move(model, seed)
-    torch.set_default_dtype(torch.float32)
     return replayed / count
 
 
-def check_in_a_process(kind: str, seeds: Sequence[int]) -> None:
-    # A process of its own does not check annotations at every call, which draws random numbers.
-    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
-        share = pool.submit(check_many, kind, seeds).result()
-    assert share >= KINDS[kind][2]
-
-
 @pytest.mark.parametrize("kind", KINDS)
-def test_programs_with_the_cache_equal_the_plain_loop(kind: str) -> None:
-    check_in_a_process(kind, range(5))
+def test_programs_with_the_cache_equal_the_plain_loop(kind: str, another_process: Executor) -> None:
+    share = another_process.submit(check_many, kind, range(5)).result()
+    assert share >= KINDS[kind][2]
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("kind", KINDS)
-def test_ten_thousand_programs_with_the_cache(kind: str) -> None:
-    check_in_a_process(kind, range(1000, 1150))
+def test_ten_thousand_programs_with_the_cache(kind: str, another_process: Executor) -> None:
+    share = another_process.submit(check_many, kind, range(1000, 1150)).result()
+    assert share >= KINDS[kind][2]

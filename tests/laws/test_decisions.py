@@ -1,8 +1,8 @@
 """Laws of loops, branches and stacks: equal to plain Python, alone and in a batch."""
 
-import multiprocessing
 import pickle
 from collections.abc import Iterator
+from concurrent.futures import Executor
 from typing import Any
 
 import pytest
@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from pyg_dynbatch.autobatch import autobatch
-from tests.laws.decisions import PLAIN, Random, collated, examples
+from tests.laws.decisions import PLAIN, Random, collated, double_by_default, examples
 from tests.strategies import few
 
 SEEDS = st.integers(0, 2**30)
@@ -21,9 +21,8 @@ SEEDS = st.integers(0, 2**30)
 
 @pytest.fixture(autouse=True)
 def double() -> Iterator[None]:
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(torch.float32)
+    with double_by_default():
+        yield
 
 
 def models() -> tuple[Random, Random]:
@@ -79,9 +78,8 @@ def test_schedules_give_the_same(seed: int) -> None:
     close(gradients(decisions, batched(batch)), gradients(plain, expected))
 
 
-def test_schedules_of_a_different_process_mean_the_same() -> None:
-    with multiprocessing.get_context("spawn").Pool(1) as pool:
-        results = pool.map(collated, [3, 4])
+def test_schedules_of_a_different_process_mean_the_same(another_process: Executor) -> None:
+    results = another_process.map(collated, [3, 4])
     decisions, plain = models()
     batched = autobatch(decisions)
     for seed, result in zip((3, 4), results, strict=True):
