@@ -1,5 +1,6 @@
 """Every entry of the table of layers against a loop over rows: values, gradients of everything."""
 
+import random
 import warnings
 from collections.abc import Callable
 from itertools import product
@@ -191,10 +192,26 @@ def name_of(value: Any) -> str | None:
     return type(value()).__name__ if callable(value) else ""
 
 
-@pytest.mark.parametrize("training", [True, False], ids=["training", "evaluation"])
-@pytest.mark.parametrize(("make", "cases"), LAYERS_AND_CALLS, ids=name_of)
+BOTH_MODES = pytest.mark.parametrize("training", [True, False], ids=["training", "evaluation"])
+EVERY_LAYER = pytest.mark.parametrize(("make", "cases"), LAYERS_AND_CALLS, ids=name_of)
+
+
+@BOTH_MODES
+@EVERY_LAYER
 def test_layer_equals_single_rows(make: Make, cases: list[Case], training: bool) -> None:
-    module = made(make, training)
+    check_layer(made(make, training), random.Random(0).sample(cases, min(len(cases), 6)))
+
+
+@pytest.mark.long
+@BOTH_MODES
+@EVERY_LAYER
+def test_layer_equals_single_rows_in_all_calls(
+    make: Make, cases: list[Case], training: bool
+) -> None:
+    check_layer(made(make, training), cases)
+
+
+def check_layer(module: nn.Module, cases: list[Case]) -> None:
     for case in cases:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

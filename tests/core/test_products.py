@@ -120,10 +120,17 @@ def by_engine(dtype: torch.dtype) -> list[Tensor]:
     inputs = torch.randn(861, 256).to(dtype).requires_grad_()
     engine, node = cell_engine(cell, row, 1, row)
     engine.to(dtype)
-    rows = engine(chains(node), {row: inputs})["node"]
+    steps = chains(node)
+    rows = engine(steps, {row: inputs})["node"]
     computed = states_and_gradients([rows], [*cell.parameters()], inputs)
     with torch.inference_mode():
-        return [*computed, engine(chains(node), {row: inputs})["node"]]
+        return [*computed, engine(steps, {row: inputs})["node"]]
+
+
+@cache
+def by_engine_in_double_precision() -> list[Tensor]:
+    with use_products(Products()):
+        return by_engine(torch.float64)
 
 
 @pytest.mark.parametrize("dtype", (torch.float64, torch.float32), ids=str)
@@ -131,8 +138,7 @@ def by_engine(dtype: torch.dtype) -> list[Tensor]:
 def test_linear_as_in_plain_torch(choice: Products, dtype: torch.dtype) -> None:
     with mock.patch.object(products, "_pack", wraps=products._pack) as pack, use_products(choice):
         computed = by_engine(dtype)
-    with use_products(Products()):
-        assert_rounded(computed, by_engine(torch.float64), ROUNDING[dtype])
+    assert_rounded(computed, by_engine_in_double_precision(), ROUNDING[dtype])
     assert pack.called == (choice.packed and HAS_ONEDNN and dtype == torch.float32)
 
 
