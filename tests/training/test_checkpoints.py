@@ -1,19 +1,16 @@
 """A model keeps its options: a checkpoint alone opens it, and no other model takes it."""
 
 import inspect
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
 
 from pyg_dynbatch import models
-from pyg_dynbatch.models import Model, TreeClassifier, TreeSchema, load, predict
+from pyg_dynbatch.models import Model, TreeClassifier, TreeSchema, load
 from tests.training.conftest import Fitted
 from tests.training.helpers import SIZES, assert_equal_weights, task, trainer
 
@@ -36,26 +33,6 @@ def test_every_argument_is_an_option_and_makes_the_same_model(kind: Any, tmp_pat
     assert type(again) is kind and not again.training
     assert again.options() == options
     assert_equal_weights(again.state_dict(), model.state_dict())
-
-
-def test_a_checkpoint_of_a_run_predicts_without_lightning(fitted: Fitted, tmp_path: Path) -> None:
-    code = f"""
-import sys
-import numpy as np
-from pyg_dynbatch.models import load, predict
-table = predict(load({str(fitted.checkpoint)!r}), {fitted.data.files["test"]!r})
-np.savez({str(tmp_path / "table.npz")!r}, **table)
-assert not any(name.partition(".")[0] == "lightning" for name in sys.modules)
-"""
-    subprocess.run([sys.executable, "-c", code], check=True)
-    expected = predict(fitted.task.model, fitted.data.dataset("test"))
-    with np.load(tmp_path / "table.npz", allow_pickle=True) as table:
-        assert set(table) == set(expected)
-        for name, column in expected.items():
-            if name == "fault":
-                assert not any(table[name]) and not any(column)
-            else:  # another process may sum in another order
-                np.testing.assert_allclose(table[name], column, rtol=1e-5)
 
 
 class Mean(Model):
