@@ -3,6 +3,7 @@
 import logging
 import sys
 from pathlib import Path
+from unittest import TestCase
 
 import pytest
 import torch
@@ -101,16 +102,16 @@ def test_a_run_without_a_test_part_prints_no_test_figure(folder: Path, capsys) -
     assert "test/" not in capsys.readouterr().out
 
 
-def test_the_log_of_a_run_has_no_adverts(folder: Path, capsys, caplog) -> None:
+def test_the_log_of_a_run_has_no_adverts(folder: Path, capsys) -> None:
     log = "lightning.pytorch.utilities.rank_zero"
-    with caplog.at_level("INFO", log):
+    with TestCase().assertLogs(log) as logs:
         assert run("fit", "--config", "tree.yaml", "--trainer.max_epochs", "1") == 0
-        said = [record.getMessage() for record in caplog.records if record.name == log]
-        assert any(line.startswith("GPU available") for line in said)
-        assert not any(line.startswith(("TPU", "💡")) for line in said)
-        assert "model: TreeClassifier, " in capsys.readouterr().out
+    said = [record.getMessage() for record in logs.records]
+    assert any(line.startswith("GPU available") for line in said)
+    assert not any(line.startswith(("TPU", "💡")) for line in said)
+    assert "model: TreeClassifier, " in capsys.readouterr().out
+    with TestCase().assertLogs(log):
         logging.getLogger(log).info("TPU available: for others")
-    assert "for others" in caplog.text
 
 
 def test_fit_goes_on_from_a_checkpoint(folder: Path, capsys) -> None:

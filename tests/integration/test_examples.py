@@ -149,7 +149,7 @@ def test_decisions_train_as_those_of_python(name: str) -> None:
     tensors, python = autobatch(models[0]), autobatch(Twin(models[1]))
     torch.set_default_dtype(torch.float64)
     try:
-        for _ in range(20):
+        for _ in range(5):
             results = tensors(sentences), python(sentences, batch=False)
             torch.testing.assert_close(*results, rtol=1e-9, atol=1e-9)
             for result, optimizer in zip(results, optimizers, strict=True):

@@ -198,16 +198,19 @@ def test_a_run_that_was_killed_goes_on_after_its_last_part(tmp_path: Path, monke
     assert len(processed_files(tmp_path)) == 1
 
 
-def test_processes_do_what_one_does(tmp_path: Path, mixed: Path, monkeypatch) -> None:
+@pytest.mark.parametrize("count", [1, pytest.param(2, marks=pytest.mark.long)])
+def test_processes_do_what_this_one_does(
+    count: int, tmp_path: Path, mixed: Path, monkeypatch
+) -> None:
     options: dict[str, Any] = {"target_columns": ["melts"], "bad": "skip", "featurizer": DESCRIBED}
-    one = MoleculeFile(mixed, processes=0, **options)
+    expected = MoleculeFile(mixed, processes=0, **options)
     started = []
     monkeypatch.setattr(processes, "ProcessPoolExecutor", recorded_pool(started))
     monkeypatch.setattr(datasets, "RECORDS_PER_PART", 5)
     monkeypatch.setattr(datasets, "_CHUNK", 2)
-    several = MoleculeFile(mixed, tmp_path, processes=2, **options)
-    assert started == [2]
-    assert_same_sets(several, one)
+    found = MoleculeFile(mixed, tmp_path, processes=count, **options)
+    assert started == [count]
+    assert_same_sets(found, expected)
 
 
 def recorded_pool(started: list[int]) -> Any:
