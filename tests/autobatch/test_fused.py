@@ -92,7 +92,9 @@ def test_values_and_gradients_are_those_of_single_calls() -> None:
 
 
 @pytest.mark.long
-def test_thousands_of_programs(another_process: Executor) -> None:
+def test_values_and_gradients_of_thousands_of_programs_are_those_of_single_calls(
+    another_process: Executor,
+) -> None:
     another_process.submit(check_many, range(3_000)).result()
 
 

@@ -76,7 +76,9 @@ def check_many(reads: float) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("reads", [0.0, 0.1])
-def test_hundred_thousand_programs(reads: float, another_process: Executor) -> None:
+def test_batched_equals_one_by_one_on_many_programs(
+    reads: float, another_process: Executor
+) -> None:
     another_process.submit(check_many, reads).result()
 
 

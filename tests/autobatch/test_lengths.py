@@ -177,7 +177,7 @@ def check(model: nn.Module, batched: nn.Module, examples: list[Any]) -> None:
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_single(name: str) -> None:
+def test_batched_sentences_equal_single_ones(name: str) -> None:
     torch.manual_seed(0)
     model = Reader(FUNCTIONS[name]).double()
     batched = autobatch(model)
@@ -192,7 +192,7 @@ SOME = ["LSTM", "convolution", "scores of pairs", "two of a length", "softmax", 
 
 
 @pytest.mark.parametrize("name", SOME)
-def test_kept_recordings(name: str) -> None:
+def test_kept_recordings_equal_single_sentences(name: str) -> None:
     model = Reader(FUNCTIONS[name]).double()
     batched = autobatch(model, cache=True)
     rng = random.Random(0)
@@ -201,7 +201,7 @@ def test_kept_recordings(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in SOME if name != "reads"])
-def test_batches_made_ahead(name: str) -> None:
+def test_batches_made_ahead_equal_single_sentences(name: str) -> None:
     model = Reader(FUNCTIONS[name]).double()
     batched = autobatch(model)
     rng = random.Random(0)
@@ -213,7 +213,7 @@ def test_batches_made_ahead(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in SOME if name != "loop"])
-def test_autocast(name: str) -> None:
+def test_batched_equals_single_under_autocast(name: str) -> None:
     torch.manual_seed(0)
     model = Reader(FUNCTIONS[name])
     batched = autobatch(model)
@@ -226,7 +226,7 @@ def test_autocast(name: str) -> None:
         torch.testing.assert_close(many, single, rtol=0.05, atol=0.05)
 
 
-def test_gradients_of_examples() -> None:
+def test_gradients_of_sentences_equal_those_of_single_ones() -> None:
     """Sentences that are vectors of an earlier model."""
     model = Reader(lambda m, x: m.conv(m.lstm(m.mlp(x))[0][:, :WIDTH].T).amax(1)).double()
     batched = autobatch(model)
@@ -241,7 +241,7 @@ def test_gradients_of_examples() -> None:
         torch.testing.assert_close(got, expected)
 
 
-def test_results_of_one_length() -> None:
+def test_results_of_one_length_are_stacked() -> None:
     model = Reader(embedded(lambda m, x: (m.lstm(x)[0], m.linear(x).T))).double()
     batched = autobatch(model)
     rng = random.Random(0)
@@ -268,7 +268,7 @@ def test_errors_name_the_example() -> None:
     assert any("example 4, " in note for note in caught.value.__notes__)
 
 
-def test_lengths_of_two_arguments() -> None:
+def test_pairs_of_sentences_equal_single_pairs() -> None:
     """A translation: each word of one sentence attends to all of another."""
 
     def translated(m: Reader, pair: tuple[Tensor, Tensor]) -> Tensor:
@@ -286,7 +286,7 @@ def test_lengths_of_two_arguments() -> None:
         check(model, batched, pairs)
 
 
-def test_steps_of_all_lengths() -> None:
+def test_sentences_of_twenty_lengths_share_one_step() -> None:
     """One step for sentences of twenty lengths, and few examinations of new ones."""
     model = autobatch(Reader(FUNCTIONS["LSTM"]))
     rng = random.Random(0)
@@ -323,7 +323,9 @@ STEPS: list[Callable[[Reader, Tensor], Tensor]] = [
     sizes=st.lists(st.lists(st.integers(1, 9), min_size=1, max_size=9), min_size=2, max_size=4),
     cache=st.booleans(),
 )
-def test_random_programs(program: list[int], sizes: list[list[int]], cache: bool) -> None:
+def test_random_programs_equal_single_sentences(
+    program: list[int], sizes: list[list[int]], cache: bool
+) -> None:
     def function(m: Reader, x: Tensor) -> Tensor:
         for number in program:
             x = STEPS[number](m, x)

@@ -1,4 +1,11 @@
-"""Laws of autobatch: programs give what the plain loop gives, or an error of this package."""
+"""Law of autobatch: a model gives what the plain loop gives, or is refused.
+
+For every model::
+
+    autobatch(model)(examples) == stack([model(example) for example in examples])
+
+in values, dtypes and gradients, and no recorded value stays in the model.
+"""
 
 from collections.abc import Callable
 from functools import partial
@@ -147,7 +154,7 @@ TO_A_SIBLING: dict[str, Callable[[Any], Any]] = {
 
 @pytest.mark.parametrize("where", [LONG("before"), "between", "unused"])
 @pytest.mark.parametrize("name", TO_A_SIBLING)
-def test_a_submodule_that_changes_another_one(name: str, where: str) -> None:
+def test_a_submodule_that_changes_another_one_is_right_or_refused(name: str, where: str) -> None:
     def inner(m: Any, x: Any) -> Any:
         TO_A_SIBLING[name](m)
         return x * 2
@@ -296,7 +303,7 @@ def test_hooks_capture_values_of_single_examples() -> None:
         torch.testing.assert_close(found, torch.stack([plain.layer(x) ** 2 for x in ROWS]))
 
 
-def test_a_recurrent_layer_with_dropout() -> None:
+def test_a_recurrent_layer_draws_a_mask_per_example() -> None:
     model: Any = autobatch(model_of(lambda m, x: m.deep(m.layer(x).view(3, 1))[0]))
     found = model(ROWS[:1] * 20)
     found.sum().backward()

@@ -100,7 +100,7 @@ FUNCTIONS: dict[Callable[[Any], Any], type[BaseException] | None] = {
 @pytest.mark.parametrize("function", FUNCTIONS)
 @pytest.mark.parametrize("collects", [True, False])
 @pytest.mark.parametrize("cache", [True, False])
-def test_restored_after(
+def test_a_call_leaves_the_process_as_it_was(
     function: Callable[[Any], Any], method: str, collects: bool, cache: bool
 ) -> None:
     model = autobatch(Model(function), cache=cache)
@@ -123,7 +123,7 @@ def test_restored_after(
         gc.enable()
 
 
-def test_restored_after_threads_that_record_at_once() -> None:
+def test_threads_that_record_at_once_leave_the_process_as_it_was() -> None:
     before = process()
     barrier = threading.Barrier(3)
     failures = list[BaseException]()

@@ -1,4 +1,7 @@
-"""Laws of dtypes in blocks: types are the dtypes of results, and no value changes silently."""
+"""Law of dtypes in blocks: the type of a block is the dtype of its results.
+
+No value changes silently: one that its type cannot hold is refused.
+"""
 
 import math
 from collections.abc import Callable

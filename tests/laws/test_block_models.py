@@ -1,6 +1,6 @@
-"""Models written in blocks equal the fused layers: same weights, same values, same gradients.
+"""Law: a model written in blocks is the fused layer: same values and gradients.
 
-The blocks are those of the examples, so the laws here hold for the code shown there.
+The blocks are those of the examples, so the law holds for the code shown there.
 """
 
 from collections.abc import Callable

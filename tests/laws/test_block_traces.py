@@ -1,4 +1,4 @@
-"""Laws of traces of blocks: models with other operations refuse them, and tracing ends."""
+"""Law of traces: only models with the same operations take them, and tracing ends."""
 
 import pickle
 from collections.abc import Callable
@@ -52,7 +52,7 @@ def test_models_with_other_operations_refuse_traces() -> None:
                     different(traced)
 
 
-def test_functions_of_the_user_do_not_count() -> None:
+def test_models_with_other_functions_of_the_user_accept_traces() -> None:
     one, two = (td.Compiler(td.InputTransform(f) >> td.Scalar()) for f in (len, sum))
     assert two([one.tracer([5.0]), [5.0]]).output.tolist() == [1.0, 5.0]
 

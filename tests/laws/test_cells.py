@@ -1,4 +1,7 @@
-"""Laws of every cell of :data:`tests.laws.cells.CELLS` on every kind of structure."""
+"""Law of cells: layers, programs and single calls give what a plain recursion gives.
+
+For every cell of :data:`tests.laws.cells.CELLS` and every structure, in values and gradients.
+"""
 
 from typing import Any
 
@@ -50,7 +53,7 @@ def test_structures_programs_and_single_calls_agree(name: str, data: Any) -> Non
 
 
 @pytest.mark.parametrize("name", CELLS)
-def test_edge_cases(name: str) -> None:
+def test_special_shapes_agree_alone_and_together(name: str) -> None:
     shapes = [make() for make in SHAPES.values()]
     fitting = [dag for dag in shapes if fits(name, dag)]
     assert len(fitting) >= 2
@@ -103,7 +106,9 @@ def test_values_and_gradients_are_those_of_a_plain_recursion(name: str, data: An
         pytest.param("ragged", 10_000, marks=pytest.mark.long),
     ],
 )
-def test_far_deeper_than_the_recursion_limit(name: str, num_nodes: int) -> None:
+def test_a_chain_beyond_the_recursion_limit_equals_the_plain_recursion(
+    name: str, num_nodes: int
+) -> None:
     dag = deep(num_nodes)
     cell, x = prepared(name, dag)
     leaves = [x, *cell.parameters()]
@@ -116,7 +121,7 @@ def test_far_deeper_than_the_recursion_limit(name: str, num_nodes: int) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in CELLS if CELLS[name]().arity is None])
-def test_two_thousand_children(name: str) -> None:
+def test_two_thousand_children_equal_the_plain_recursion(name: str) -> None:
     dag = wide()
     cell, x = prepared(name, dag)
     with as_users_run_it(), torch.no_grad():

@@ -1,4 +1,4 @@
-"""Laws of loops, branches and stacks: equal to plain Python, alone and in a batch."""
+"""Law of loops, branches and stacks: they give what plain Python gives, alone and in a batch."""
 
 import pickle
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Whatever is wrong with a file, every command says what, where it is, and writes nothing."""
+"""Law: whatever is wrong with a file, a command says what and where, and writes nothing."""
 
 import io
 import shutil
@@ -66,7 +66,9 @@ QUICK = ["predict --checkpoint", "predict --input"]
 @pytest.mark.parametrize(
     "argument", [each if each in QUICK else pytest.param(each, marks=LONG) for each in ARGUMENTS]
 )
-def test_it_is_said_what_is_wrong(argument: str, kind, tmp_path: Path, monkeypatch, capsys) -> None:
+def test_an_error_names_the_fault_and_its_place(
+    argument: str, kind, tmp_path: Path, monkeypatch, capsys
+) -> None:
     monkeypatch.chdir(tmp_path)
     is_checkpoint = "checkpoint" in argument
     if kind is truncated and not is_checkpoint:

@@ -1,4 +1,4 @@
-"""Laws of changed cells: hooks, reparametrised weights and overrides count in every batched run.
+"""Law of changed cells: hooks, reparametrised weights and overrides count in every batched run.
 
 A changed cell gives what a plain recursion through its ``__call__`` gives, while it is trained.
 """

@@ -1,4 +1,4 @@
-"""Every loader and sampler makes passes as torch's own do: each draws a new order, none is kept."""
+"""Law: loaders and samplers pass over data as torch's do: each pass draws a new order."""
 
 from collections.abc import Callable, Iterator
 from itertools import islice

@@ -1,4 +1,4 @@
-"""Predictions are in the rows of their records, in any writing of a file."""
+"""Law: a prediction is in the row of its record, in any writing of a file."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Random DAG recordings: batched = one by one = a plain recursion, in values and gradients."""
+"""Law of recordings: batched is one by one is a plain recursion, in values and gradients."""
 
 import random
 import sys
@@ -94,7 +94,7 @@ def test_agenda_needs_no_more_steps_and_neither_policy_beats_the_bound(batch: li
     ("chunk", "batches"),
     [(0, 4), *(pytest.param(chunk, 100, marks=pytest.mark.long) for chunk in range(20))],
 )
-def test_batched_is_one_by_one_on_very_many_programs(chunk: int, batches: int) -> None:
+def test_batched_equals_one_by_one_on_many_programs(chunk: int, batches: int) -> None:
     """Check one chunk; all long chunks together are 100,000 recordings."""
     numbers = random.Random(chunk)
     for _ in range(batches):
@@ -126,7 +126,9 @@ def chain_of(calls: int) -> Sketch:
         *(pytest.param(policy, 10_000, marks=pytest.mark.long) for policy in ("depth", "agenda")),
     ],
 )
-def test_far_more_calls_in_a_row_than_the_recursion_limit(policy: str, calls: int) -> None:
+def test_calls_in_a_row_beyond_the_recursion_limit_equal_the_recursion(
+    policy: str, calls: int
+) -> None:
     sketch = chain_of(calls)
     x = inputs_of([sketch])
     wanted = meaning(LANGUAGE, [sketch], x)["top"]

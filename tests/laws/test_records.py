@@ -1,4 +1,4 @@
-"""A file of molecules has the records that csv and RDKit find, each in its row, in any writing."""
+"""Law: a file of molecules has the records that csv and RDKit find, in any writing."""
 
 import csv
 import gzip
@@ -55,7 +55,9 @@ TABLES = st.integers(1, 3).flatmap(
     ENDS, MARKS, EMPTY_LINES,
 )  # fmt: skip
 @settings(max_examples=60)
-def test_tables(file: Path, table, sep, quoting, suffix, end, mark, empty) -> None:
+def test_records_of_tables_are_those_of_csv(
+    file: Path, table, sep, quoting, suffix, end, mark, empty
+) -> None:
     written = io.StringIO(newline="")
     writer = csv.writer(written, delimiter=sep, quoting=quoting, lineterminator="\n")
     starts = []
@@ -73,7 +75,7 @@ def test_tables(file: Path, table, sep, quoting, suffix, end, mark, empty) -> No
 
 @given(st.text(alphabet='C,"\n\r ', max_size=30), st.sampled_from(["smiles", "smiles,y"]))
 @settings(max_examples=200)
-def test_what_a_fuzzer_makes_of_tables(file: Path, text: str, header: str) -> None:
+def test_any_table_has_the_records_of_csv_or_is_refused(file: Path, text: str, header: str) -> None:
     text = f"{header}\n{text}"
     path = write(file, ".csv", text)
     text = text.replace("\r\n", "\n").replace("\r", "\n")
@@ -109,7 +111,9 @@ MOLECULES = st.tuples(st.sampled_from(["CO", "N", "c1ccccc1", "[Na+].[Cl-]"]), F
     ENDS, MARKS,
 )  # fmt: skip
 @settings(max_examples=60)
-def test_sdf(file: Path, molecules, suffix, last, end, mark) -> None:
+def test_records_of_sdf_files_are_those_of_rdkit(
+    file: Path, molecules, suffix, last, end, mark
+) -> None:
     texts = [
         block(smiles, f"é{row}") + "".join(f">  <{name}>  \n{value}\n\n" for name, value in fields)
         for row, (smiles, fields) in enumerate(molecules)
@@ -144,7 +148,9 @@ PIECES = [
 
 @given(st.lists(st.sampled_from(PIECES), max_size=12), ENDS, st.booleans())
 @settings(max_examples=300)
-def test_what_a_fuzzer_makes_of_sdf(file: Path, pieces, end: str, is_ended: bool) -> None:
+def test_any_sdf_file_has_the_records_of_rdkit(
+    file: Path, pieces, end: str, is_ended: bool
+) -> None:
     text = "".join(pieces)
     text = text if is_ended else text.removesuffix("\n")
     path = write(file, ".sdf", text, end)
@@ -174,7 +180,9 @@ HEADERS = st.sampled_from(["", "smiles\n", "SMILES name\n", "Smiles\tname\n"])
 
 @given(HEADERS, LINES, NO_RECORDS, st.sampled_from([".smi", ".smiles", ".txt.gz"]), ENDS, MARKS)
 @settings(max_examples=60)
-def test_smi(file: Path, header: str, lines, between: str, suffix: str, end: str, mark) -> None:
+def test_records_of_smiles_files_are_their_lines(
+    file: Path, header: str, lines, between: str, suffix: str, end: str, mark
+) -> None:
     text = between + header
     expected = []
     for smiles, extension, blank, name in lines:
@@ -194,7 +202,7 @@ def test_smi(file: Path, header: str, lines, between: str, suffix: str, end: str
 
 @given(st.text(alphabet="Cs#| \t\n\r", max_size=30), ENDS)
 @settings(max_examples=200)
-def test_what_a_fuzzer_makes_of_smi(file: Path, text: str, end: str) -> None:
+def test_any_smiles_file_has_a_record_per_line(file: Path, text: str, end: str) -> None:
     path = write(file, ".smi", text, end)
     lines = [line.lstrip(" ") for line in re.split(r"[\r\n]", text)]
     lines = [line for line in lines if line.strip() and not line.startswith("#")]

@@ -1,4 +1,4 @@
-"""A run that is resumed from the end of an epoch is one that never stopped."""
+"""Law: a run that is resumed from the end of an epoch is one that never stopped."""
 
 from collections.abc import Callable
 from functools import partial
@@ -103,7 +103,9 @@ def check(folder: Path, kind: str, epoch: int, **options: Any) -> None:
 
 @pytest.mark.parametrize("loading", [{"batch_size": 4}, {"max_size": 60}], ids=str)
 @pytest.mark.parametrize("kind", KINDS)
-def test_in_one_process(kind: str, loading: dict[str, Any], tmp_path: Path) -> None:
+def test_a_resumed_run_equals_one_that_never_stopped(
+    kind: str, loading: dict[str, Any], tmp_path: Path
+) -> None:
     check(tmp_path, kind, 0, loading=loading)
 
 
@@ -118,14 +120,18 @@ WORKERS = [
 
 @pytest.mark.long
 @pytest.mark.parametrize(("kind", "start", "persistent"), WORKERS)
-def test_with_workers(kind: str, start: str, persistent: bool, tmp_path: Path) -> None:
+def test_a_resumed_run_with_workers_equals_one_that_never_stopped(
+    kind: str, start: str, persistent: bool, tmp_path: Path
+) -> None:
     workers = {"multiprocessing_context": start, "persistent_workers": persistent}
     check(tmp_path, kind, 1, loading={"batch_size": 8}, **workers)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("loading", [{"batch_size": 4}, {"max_size": 100}], ids=str)
-def test_on_two_ranks(loading: dict[str, Any], tmp_path: Path) -> None:
+def test_a_resumed_run_on_two_ranks_equals_one_that_never_stopped(
+    loading: dict[str, Any], tmp_path: Path
+) -> None:
     check(tmp_path, "trees", 1, ranks=2, loading=loading)
 
 

@@ -1,4 +1,4 @@
-"""The row law: what is run on stacked rows equals what is run row by row, also after training."""
+"""Law of rows: what is run on stacked rows is what is run row by row, also after training."""
 
 from functools import cache
 from typing import Any
@@ -57,7 +57,7 @@ def way_of(name: str) -> str:
 @pytest.mark.filterwarnings("ignore:There is a performance drop")
 @pytest.mark.filterwarnings("ignore:`?torch.nn.utils.weight_norm")
 @pytest.mark.parametrize("name", CASES)
-def test_rows_are_judged_by_construction(name: str) -> None:
+def test_a_case_is_batched_only_if_its_rows_are_independent(name: str) -> None:
     case, way = CASES[name], way_of(name)
     assert way != ("refused" if case.direct else "direct")
     if case.refused:
@@ -66,7 +66,7 @@ def test_rows_are_judged_by_construction(name: str) -> None:
 
 @pytest.mark.filterwarnings("ignore:There is a performance drop")
 @pytest.mark.filterwarnings("ignore:`?torch.nn.utils.weight_norm")
-def test_few_cases_fall_back() -> None:
+def test_few_cases_of_right_code_run_one_by_one() -> None:
     assert len(MIXES) + len(RIGHT) >= 60
     assert sum(way_of(name) not in ("direct", "fast") for name in RIGHT) <= len(RIGHT) // 20
 

@@ -1,4 +1,4 @@
-"""Every model: targets that do not fit are refused; predictions have no gradients."""
+"""Law of models: targets that do not fit are refused, and predictions have no gradients."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -94,7 +94,7 @@ def plain_results(function: Any, leaves: list[Any], structure: Any) -> Any:
 
 
 @pytest.mark.parametrize("part", range(8))
-def test_calls_of_torch_functions(part: int) -> None:
+def test_batched_functions_equal_single_calls(part: int) -> None:
     compared = 0
     for function in functions()[part::8]:
         for leaves, structure in calls_of(function):

@@ -1,4 +1,4 @@
-"""Batched training equals one by one at each of 20 steps, for every model of the examples."""
+"""Law: batched training is training one by one, at each of 20 steps of every example."""
 
 import importlib.util
 import random
@@ -53,7 +53,9 @@ def gradients(model: nn.Module, results: Any) -> tuple[list[Tensor], list[Tensor
 @pytest.mark.long
 @pytest.mark.filterwarnings("ignore:There is a performance drop")
 @pytest.mark.parametrize("name", sorted(path.stem for path in FOLDER.glob("autobatch_*.py")))
-def test_examples(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_examples_of_autobatch_train_as_one_by_one(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     steps, forward = 0, AutoBatch.forward
 
     def compared(self: AutoBatch, examples: Any, *, batch: bool = True) -> Any:
@@ -109,7 +111,7 @@ def train_decisions(module: Any) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", sorted(path.stem for path in FOLDER.glob("blocks_*.py")))
-def test_examples_of_blocks(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_examples_of_blocks_train_as_one_by_one(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.set_default_dtype(torch.float32)  # of the types of blocks; models are cast
     steps, batches = Counter[nn.Module](), list[tuple[Any, Any]]()
     compiler, forward = td.Compiler, td.Compiler.forward
@@ -156,7 +158,7 @@ def test_examples_of_blocks(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("kind", "draw"), [(models.TreeLSTM, models.trees), (models.ShiftReduce, models.sentences)]
 )
-def test_models_of_the_tests(kind: Any, draw: Any) -> None:
+def test_models_of_the_tests_train_as_one_by_one(kind: Any, draw: Any) -> None:
     losses: list[list[Tensor]] = []
     for batch in (True, False):
         torch.manual_seed(0)

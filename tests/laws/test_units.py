@@ -1,4 +1,4 @@
-"""Laws of units: scaled and shifted targets change only numbers that have the unit."""
+"""Law of units: scaled and shifted targets change only numbers that have the unit."""
 
 import math
 from pathlib import Path
@@ -54,7 +54,9 @@ def drawn(seed: int, count: int = 40) -> tuple[torch.Tensor, torch.Tensor]:
 
 @few(20)
 @given(unit=unit, seed=st.integers(0, 9))
-def test_metrics_of_a_model(unit: tuple[float, float], seed: int) -> None:
+def test_metrics_of_a_model_have_the_unit_of_its_targets(
+    unit: tuple[float, float], seed: int
+) -> None:
     tables = []
     for factor, shift in ((1.0, 0.0), unit):
         model = MoleculeModel(MoleculeSchema(("y_1", "y_2")), **SMALL)
@@ -71,7 +73,7 @@ def test_metrics_of_a_model(unit: tuple[float, float], seed: int) -> None:
 
 @few(20)
 @given(unit=unit, seed=st.integers(0, 9))
-def test_scale(unit: tuple[float, float], seed: int) -> None:
+def test_scaled_targets_have_no_unit(unit: tuple[float, float], seed: int) -> None:
     guess, target = drawn(seed)
     factor, shift = unit
     plain = TargetScale(2)
@@ -93,7 +95,7 @@ def test_a_constant_alone_is_not_scaled() -> None:
 
 @few(20)
 @given(seed=st.integers(0, 9), factor=st.sampled_from([1e-9, 1e-4, 1.0, 1e9]))
-def test_metrics_of_nearly_equal_values(seed: int, factor: float) -> None:
+def test_metrics_of_nearly_equal_values_keep_their_digits(seed: int, factor: float) -> None:
     guess, gold = (each[:, 1].numpy() for each in drawn(seed))
     for metric in (pearson, spearman, r2):
         close(metric(5 + factor * guess, 5 + factor * gold), metric(guess, gold))
@@ -156,7 +158,7 @@ def run_in(folder: Path, unit: tuple[float, float]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("unit", [(1e-9, 0.0), (1e9, -1e6)])
-def test_a_run(tmp_path: Path, unit: tuple[float, float]) -> None:
+def test_a_run_in_another_unit_is_the_same_run(tmp_path: Path, unit: tuple[float, float]) -> None:
     expected = run_in(tmp_path, (1.0, 0.0))
     found = run_in(tmp_path, unit)
     assert found.keys() == expected.keys() and "deviation_y_1" in found

@@ -1,4 +1,4 @@
-"""Laws of weave: equal to the equations, whatever the numbers of the atoms and the batch."""
+"""Law of weave: it computes the equations, whatever the numbers of the atoms and the batch."""
 
 import copy
 from functools import partial
