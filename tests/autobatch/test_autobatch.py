@@ -174,7 +174,8 @@ def test_autocast() -> None:
 def test_compiled_leaf_modules() -> None:
     plain = TreeLSTM()
     expected = autobatch(plain)(trees())
-    plain.cell = torch.compile(plain.cell, dynamic=True)  # type: ignore[assignment]
+    # What the compiler generates is a subject of tests/nn/test_compile.py.
+    plain.cell = torch.compile(plain.cell, dynamic=True, backend="aot_eager")  # type: ignore[assignment]
     torch.testing.assert_close(autobatch(plain)(trees()), expected)
 
 

@@ -92,10 +92,10 @@ def test_values_and_gradients_are_those_of_single_calls() -> None:
 
 
 @pytest.mark.long
-def test_values_and_gradients_of_thousands_of_programs_are_those_of_single_calls(
+def test_values_and_gradients_of_many_programs_are_those_of_single_calls(
     another_process: Executor,
 ) -> None:
-    another_process.submit(check_many, range(3_000)).result()
+    another_process.submit(check_many, range(600)).result()
 
 
 class Trees(nn.Module):

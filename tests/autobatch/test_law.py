@@ -67,7 +67,7 @@ def test_batched_equals_one_by_one(reads: float, seed: int, count: int, length: 
 def check_many(reads: float) -> None:
     torch.set_num_threads(1)
     model = random_model(reads)
-    for seed in range(200):
+    for seed in range(40):
         drawn = examples(seed + int(1000 * reads), 250, 5)
         expected = outcome(model, drawn, batch=False)
         check(outcome(model, drawn), expected)

@@ -252,15 +252,7 @@ def tamper_with_levels(seeds: range) -> int:
     return refused
 
 
-TAMPER = [tamper_with_recordings, tamper_with_levels]
-
-
-@pytest.mark.parametrize("tamper", TAMPER)
+# .ci/sanitize runs both on many more.
+@pytest.mark.parametrize("tamper", [tamper_with_recordings, tamper_with_levels])
 def test_wrong_fields_never_end_the_process(tamper, another_process: Executor) -> None:
     assert another_process.submit(tamper, range(200)).result() > 100
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("tamper", TAMPER)
-def test_many_wrong_fields_never_end_the_process(tamper, another_process: Executor) -> None:
-    assert another_process.submit(tamper, range(20_000)).result() > 10_000

@@ -7,11 +7,12 @@ import re
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from rdkit import Chem, rdBase
 
 from pyg_dynbatch.molecules.read import RawMolecule, TableOptions, read_molecules
+from tests.strategies import few
 
 ENDS = st.sampled_from(["\n", "\r\n", "\r"])
 MARKS = st.sampled_from(["", "\ufeff"])
@@ -54,7 +55,7 @@ TABLES = st.integers(1, 3).flatmap(
     st.sampled_from([".csv", ".csv.gz"]),
     ENDS, MARKS, EMPTY_LINES,
 )  # fmt: skip
-@settings(max_examples=60)
+@few(60)
 def test_records_of_tables_are_those_of_csv(
     file: Path, table, sep, quoting, suffix, end, mark, empty
 ) -> None:
@@ -74,7 +75,7 @@ def test_records_of_tables_are_those_of_csv(
 
 
 @given(st.text(alphabet='C,"\n\r ', max_size=30), st.sampled_from(["smiles", "smiles,y"]))
-@settings(max_examples=200)
+@few(200)
 def test_any_table_has_the_records_of_csv_or_is_refused(file: Path, text: str, header: str) -> None:
     text = f"{header}\n{text}"
     path = write(file, ".csv", text)
@@ -110,7 +111,7 @@ MOLECULES = st.tuples(st.sampled_from(["CO", "N", "c1ccccc1", "[Na+].[Cl-]"]), F
     st.sampled_from(["", "$$$$", "$$$$\n", "$$$$\n\n \n"]),
     ENDS, MARKS,
 )  # fmt: skip
-@settings(max_examples=60)
+@few(60)
 def test_records_of_sdf_files_are_those_of_rdkit(
     file: Path, molecules, suffix, last, end, mark
 ) -> None:
@@ -147,7 +148,7 @@ PIECES = [
 
 
 @given(st.lists(st.sampled_from(PIECES), max_size=12), ENDS, st.booleans())
-@settings(max_examples=300)
+@few(200)
 def test_any_sdf_file_has_the_records_of_rdkit(
     file: Path, pieces, end: str, is_ended: bool
 ) -> None:
@@ -179,7 +180,7 @@ HEADERS = st.sampled_from(["", "smiles\n", "SMILES name\n", "Smiles\tname\n"])
 
 
 @given(HEADERS, LINES, NO_RECORDS, st.sampled_from([".smi", ".smiles", ".txt.gz"]), ENDS, MARKS)
-@settings(max_examples=60)
+@few(60)
 def test_records_of_smiles_files_are_their_lines(
     file: Path, header: str, lines, between: str, suffix: str, end: str, mark
 ) -> None:
@@ -201,7 +202,7 @@ def test_records_of_smiles_files_are_their_lines(
 
 
 @given(st.text(alphabet="Cs#| \t\n\r", max_size=30), ENDS)
-@settings(max_examples=200)
+@few(200)
 def test_any_smiles_file_has_a_record_per_line(file: Path, text: str, end: str) -> None:
     path = write(file, ".smi", text, end)
     lines = [line.lstrip(" ") for line in re.split(r"[\r\n]", text)]
