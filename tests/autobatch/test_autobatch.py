@@ -149,7 +149,7 @@ def test_copies_and_pickles_are_independent() -> None:
 
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
-def test_without_gradients(mode: Any) -> None:
+def test_results_without_gradients_are_the_same(mode: Any) -> None:
     torch.manual_seed(0)
     model = autobatch(ShiftReduce())
     expected = model(sentences())
@@ -159,7 +159,7 @@ def test_without_gradients(mode: Any) -> None:
     torch.testing.assert_close(found, expected.detach())
 
 
-def test_autocast() -> None:
+def test_batched_equals_one_by_one_under_autocast() -> None:
     model = autobatch(TreeLSTM())
     with torch.autocast("cpu", torch.bfloat16):
         found, expected = model(trees()), model(trees(), batch=False)
@@ -171,7 +171,7 @@ def test_autocast() -> None:
 @pytest.mark.long
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
 @pytest.mark.filterwarnings("ignore:Dynamo does not know how to trace")
-def test_compiled_leaf_modules() -> None:
+def test_compiled_modules_give_the_same() -> None:
     plain = TreeLSTM()
     expected = autobatch(plain)(trees())
     # What the compiler generates is a subject of tests/nn/test_compile.py.

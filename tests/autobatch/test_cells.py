@@ -191,7 +191,7 @@ def test_recurrent_dropout_differs_per_call() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_under_autocast(dtype: torch.dtype) -> None:
+def test_batched_equals_one_by_one_under_autocast(dtype: torch.dtype) -> None:
     model = autobatch(Recursion(CELLS["nary"]()))
     with torch.autocast("cpu", dtype):
         found, expected = (model([TREE, LEAF], batch=batch) for batch in (True, False))

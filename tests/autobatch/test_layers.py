@@ -262,7 +262,7 @@ KINDS: list[tuple[Make, Case, str]] = [
 
 
 @pytest.mark.parametrize(("make", "case", "kind"), KINDS)
-def test_kinds_of_calls(make: Make, case: Case, kind: str) -> None:
+def test_common_calls_run_in_the_stated_way(make: Make, case: Case, kind: str) -> None:
     assert check(make().double(), case, torch.float64, batched_layer) == kind
 
 
@@ -292,5 +292,5 @@ def replaced() -> nn.Module:
         lambda: nn.Sequential(nn.Linear(4, 4)),
     ],
 )
-def test_modules_that_may_compute_something_else(make: Make) -> None:
+def test_modules_that_may_compute_something_else_are_not_accepted(make: Make) -> None:
     assert check(make().double(), call(row(4)), torch.float64, batched_layer) not in ACCEPTED

@@ -63,14 +63,14 @@ MIXED_CASES = every_case(MIXED)
 
 
 @pytest.mark.parametrize("name", sorted(MIXED_CASES))
-def test_promotion_of_dtypes(name: str) -> None:
+def test_dtypes_are_promoted_as_in_single_rows(name: str) -> None:
     for function in functions(name):
         check_all(function, shuffled(MIXED_CASES[name], name), torch.float64, enough=5)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", sorted(MIXED_CASES))
-def test_promotion_of_all_dtypes(name: str) -> None:
+def test_all_dtypes_are_promoted_as_in_single_rows(name: str) -> None:
     for function in functions(name):
         check_all(function, shuffled(MIXED_CASES[name], name), torch.float64, enough=200)
 
@@ -164,7 +164,7 @@ KINDS: list[tuple[Any, Case, str]] = [
 
 
 @pytest.mark.parametrize(("function", "case", "kind"), KINDS)
-def test_kinds_of_calls(function: Any, case: Case, kind: str) -> None:
+def test_common_calls_run_in_the_stated_way(function: Any, case: Case, kind: str) -> None:
     assert check(function, case) == kind
 
 
@@ -202,7 +202,7 @@ def test_other_calls_are_refused(function: Any, args: Any, kwargs: Any) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_products_under_autocast(dtype: torch.dtype) -> None:
+def test_products_equal_single_rows_under_autocast(dtype: torch.dtype) -> None:
     vectors = [call(row(3), row(3))]
     matrices = [call(row(3, 3), row(3, 3)), call(row(3, 3), shared(3, 3))]
     mixed = [call(row(3, 3), row(3)), call(row(3), row(3, 3)), call(shared(3, 3), row(3))]

@@ -28,7 +28,7 @@ def sentence() -> td.Block:
 TREES: list[Any] = [[1, [2, 3]], 4, [[1, 1], [2, [3, 4]]], [5, 6]]
 
 
-def test_module() -> None:
+def test_a_compiler_is_a_module_of_the_weights_of_its_blocks() -> None:
     model = td.Compiler(sentence())
     result = model(TREES)
     assert result.output.shape == (4, 3) and result.output_tensors[0] is result.output
@@ -54,7 +54,7 @@ def test_equal_leaves_are_computed_once() -> None:
     assert batch.steps[0].size == 3
 
 
-def test_max_depth() -> None:
+def test_the_depth_of_an_example_is_limited() -> None:
     model = td.Compiler(sentence(), max_depth=5)
     assert model.max_depth(TREES[0]) == 6
     text = message(AssertionError, model, [4, TREES[0]])
@@ -62,7 +62,7 @@ def test_max_depth() -> None:
     assert td.Compiler(td.Scalar()).max_depth(1) == 0
 
 
-def test_loaders() -> None:
+def test_loaders_with_and_without_workers_give_the_same() -> None:
     model = td.Compiler(sentence())
     wanted = model(TREES).output
     for workers in (0, 2):
@@ -82,7 +82,7 @@ def test_tracer_has_no_parameters() -> None:
     assert "operations" in repr(tracer)
 
 
-def test_traced_ahead() -> None:
+def test_examples_traced_ahead_give_the_same() -> None:
     model = td.Compiler(sentence())
     batch = model.collate(TREES)
     wanted = model(batch).output
@@ -112,13 +112,13 @@ def test_errors_name_the_example() -> None:
         assert "where:    example 4, block Root" in message(TypeError, trace)
 
 
-def test_graphs_as_examples() -> None:
+def test_examples_may_be_graphs() -> None:
     block = td.GetItem("x") >> td.Map(td.Vector(2)) >> td.Sum()
     data = [Data(x=torch.tensor([[1.0, 2.0], [3.0, 4.0]])), Data(x=torch.zeros(0, 2))]
     assert td.Compiler(block)(data).output.tolist() == [[4.0, 6.0], [0.0, 0.0]]
 
 
-def test_explain() -> None:
+def test_an_explanation_lists_the_calls() -> None:
     model = td.Compiler((numbers(), td.Scalar() >> td.Broadcast()) >> td.ZipWith(add()) >> td.Sum())
     assert model.explain(([1, 2], 3)).splitlines() == [
         "call 0: add(1.0, 3.0)  Root.Map.Function",
@@ -132,7 +132,7 @@ def test_explain() -> None:
     assert "(row 3)" in td.Compiler(td.InputRow("x", 2)).explain(3)
 
 
-def test_drawings() -> None:
+def test_drawings_show_types_and_steps() -> None:
     text = td.drawing_of(sentence())
     assert "Pipe: object -> float32[3]" in text
     assert "├─ OneOf = tree: object -> float32[4]" in text

@@ -74,7 +74,7 @@ WIRES: list[Any] = [
 
 
 @pytest.mark.parametrize("case", WIRES, ids=lambda case: case[0].__name__)
-def test_wired_graphs(case: Any) -> None:
+def test_wired_graphs_give_what_is_expected(case: Any) -> None:
     wire, *wanted = case
     builds(wired(wire), *wanted)
 
@@ -122,7 +122,7 @@ def test_types_run_backwards() -> None:
     assert made.input_type == made.children[0].input_type == td.TensorType((3,))
 
 
-def test_pipes() -> None:
+def test_pipes_of_pipes_are_one_pipe() -> None:
     assert isinstance(td.Pipe(), td.Identity)
     block = td.Scalar()
     assert td.Pipe(block) is block
@@ -134,7 +134,7 @@ def test_pipes() -> None:
     assert typed.input_type == td.TensorType((3,))
 
 
-def test_lifting() -> None:
+def test_records_modules_and_tensors_become_blocks() -> None:
     linear = nn.Linear(2, 1)
     records = {"a": td.Scalar()}, [("a", td.Scalar())], (td.Scalar(), td.Scalar())
     kinds = {td.Record: records, td.Function: (linear, td.FC(2))}
@@ -158,7 +158,7 @@ def test_the_text_of_a_wired_graph_makes_it() -> None:
     assert repr(made) == text and made.eval(1.0) == pytest.approx(1.7182818)
 
 
-def test_copies() -> None:
+def test_copies_give_the_same() -> None:
     model = wired(diamond) >> td.Function(nn.Identity())
     for again in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
         assert again.eval(1.0) == model.eval(1.0)

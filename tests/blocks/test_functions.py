@@ -25,13 +25,13 @@ def test_nested_tuples_in_and_out() -> None:
     builds(td.AllOf(td.Scalar()) >> td.Function(torch.neg), [(1, -1.0)], depth=1)
 
 
-def test_modules_with_parameters() -> None:
+def test_modules_run_in_their_own_precision() -> None:
     double = td.Vector(2, "float64") >> nn.Linear(2, 3).double()
     assert double.output_type == td.TensorType((3,), "float64")
     three_ways(td.Vector(3) >> nn.Linear(3, 2) >> nn.Tanh(), [[1, 2, 3], [0, 0, 1], [1, 2, 3]])
 
 
-def test_stated_output_type() -> None:
+def test_a_stated_output_type_is_not_inferred() -> None:
     block = td.Vector(2) >> td.Function(torch.neg, infer_output_type=False).set_output_type(2)
     builds(block, [([1, 2], [-1.0, -2.0])])
 
@@ -166,7 +166,7 @@ def test_the_mode_of_a_module_is_never_changed(
     assert changed and not {id(part) for part in module.modules()} & set(map(id, changed))
 
 
-def test_segment() -> None:
+def test_a_segment_function_is_given_rows_and_segments() -> None:
     def mean_of_pairs(scale: Tensor, pairs: RaggedRows) -> Tensor:
         first, second = pairs.rows
         return pairs._replace(rows=first * second).sum() * scale

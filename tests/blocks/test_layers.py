@@ -15,7 +15,7 @@ from tests.blocks.harness import builds, three_ways
 from tests.core.helpers import message
 
 
-def test_fc() -> None:
+def test_fc_is_a_linear_map_and_an_activation() -> None:
     layer = td.FC(2, initializer=nn.init.ones_)
     builds(td.Vector(3) >> layer, [([1, 2, 3], [6.0, 6.0]), ([-1, -2, -3], [0.0, 0.0])], depth=1)
     linear = td.FC(2, activation=None, initializer=nn.init.ones_)
@@ -24,7 +24,7 @@ def test_fc() -> None:
     three_ways(td.Map(td.Vector(3) >> td.FC(4, torch.tanh)) >> td.Sum(), [[[1, 2, 3]], []])
 
 
-def test_a_layer_reads() -> None:
+def test_a_layer_that_reads_twice_shares_its_weights() -> None:
     made, layer = td.Composition(), td.FC(2)
     with made.scope():
         one, two = (layer.reads(td.Vector(3).reads(made.input)) for _ in range(2))
@@ -33,7 +33,7 @@ def test_a_layer_reads() -> None:
     assert torch.equal(first, second) and first.shape == (2,)
 
 
-def test_fc_initial_weights() -> None:
+def test_initial_weights_of_fc_have_the_deviation_of_their_activation() -> None:
     relu6 = nn.functional.relu6
     for activation, scale in ((torch.relu, 1.43), (relu6, 1.43), (torch.tanh, 1.15), (None, 1.0)):
         layer = td.FC(400, activation)
@@ -77,7 +77,7 @@ def test_initial_weights_are_given_filled_or_returned(make: Any) -> None:
     assert "the initial weights are not all set" in text and "6 of 6 entries" in text
 
 
-def test_fc_dropout() -> None:
+def test_dropout_of_fc_draws_per_call() -> None:
     layer = td.FC(50, activation=None, initializer=nn.init.ones_, output_keep_prob=0.5)
     model = td.Compiler(td.Vector(1) >> layer)
     batch = model.collate([[1.0]] * 3)
@@ -91,7 +91,7 @@ def test_fc_dropout() -> None:
 
 
 @pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "int32", "int64"])
-def test_embedding(dtype: str) -> None:
+def test_embedding_reads_rows_modulo_its_size(dtype: str) -> None:
     table = [[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]]
     layer = td.Embedding(3, 2, initializer=torch.tensor(table))
     builds(td.Scalar(dtype) >> layer, [(1, [3.0, 4.0]), (5, [5.0, 6.0])], depth=1)
@@ -155,7 +155,7 @@ def test_layers_lift() -> None:
         assert lifted.eval(None, tolist=True) == [3.0, 3.0]
 
 
-def test_called_directly() -> None:
+def test_a_layer_is_called_with_rows() -> None:
     layer = td.FC(2)
     assert layer(torch.ones(4, 3)).shape == (4, 2)
     with pytest.raises(TypeError, match="differ in dtype"):
@@ -165,13 +165,13 @@ def test_called_directly() -> None:
     assert td.Embedding(5, 2)(torch.tensor([1, 2])).shape == (2, 2)
 
 
-def test_names() -> None:
+def test_names_are_unique() -> None:
     assert td.create_variable_scope("scope") == "scope"
     assert td.create_variable_scope("scope") == "scope_1"
     assert td.FC(2, name="mine").name == "mine"
 
 
-def test_copies() -> None:
+def test_copies_give_the_same_with_weights_of_their_own() -> None:
     model = td.Compiler(td.Map(td.Vector(2) >> td.FC(3)) >> td.Sum())
     examples = [[[1.0, 2.0]], [[3.0, 4.0], [5.0, 6.0]]]
     for again in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):

@@ -21,7 +21,7 @@ def tree_sum(**options: Any) -> td.Block:
     return tree.target
 
 
-def test_recursion() -> None:
+def test_a_declaration_may_refer_to_itself() -> None:
     builds(tree_sum(), [([[1, 2], 3], 6.0), (4, 4.0), ([], 0.0)], depth=4)
     builds(td.Map(tree_sum()) >> td.Sum(), [([[1, [2]], 3], 6.0)])
     builds(tree_sum() >> td.Function(torch.neg), [([1, 2], -3.0)])
@@ -43,7 +43,7 @@ def test_types_are_inferred_through_declarations() -> None:
     builds(block, [([1, 2], 3.0)])
 
 
-def test_mutual_recursion() -> None:
+def test_two_declarations_may_refer_to_each_other() -> None:
     even = td.ForwardDeclaration(OBJECT, [], name="even")
     odd = td.ForwardDeclaration(OBJECT, [], name="odd")
     less = td.InputTransform(lambda n: n - 1)
@@ -62,7 +62,7 @@ def test_orphaned_declarations_are_tolerated() -> None:
     builds(tree_sum(), [([1], 1.0)])
 
 
-def test_very_deep_input() -> None:
+def test_inputs_may_be_deeper_than_the_recursion_limit() -> None:
     deep: Any = 1
     for _ in range(2_000):
         deep = [deep]
@@ -74,7 +74,7 @@ def test_very_deep_input() -> None:
     assert model([deep, [1]]).output.tolist() == [1.0, -1.0]
 
 
-def test_deeply_nested_blocks() -> None:
+def test_blocks_may_be_nested_deeply() -> None:
     block: td.Block = td.Scalar()
     deep: Any = 3
     for _ in range(30):

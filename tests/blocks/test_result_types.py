@@ -29,17 +29,17 @@ OBJECT = td.PyObjectType()
         (OBJECT, OBJECT),
     ],
 )
-def test_short_forms(short: Any, long: td.ResultType) -> None:
+def test_short_forms_are_converted_to_types(short: Any, long: td.ResultType) -> None:
     assert td.convert_to_type(short) == long
 
 
-def test_dtypes() -> None:
+def test_dtypes_of_numpy_and_torch_are_the_same() -> None:
     assert dtype_of(np.float32) is torch.float32
     assert td.TensorType((), np.int64) == td.TensorType((), torch.int64)
     assert td.TensorType((), "float64").torch_dtype is torch.float64
 
 
-def test_equality_and_hash() -> None:
+def test_types_are_equal_by_value() -> None:
     types = {td.TensorType([3]), td.TensorType((3,), torch.float32), td.TensorType((3,), "int32")}
     assert len(types) == 2
     assert td.TupleType(3) == td.TupleType([3]) != td.TupleType(3, 3)
@@ -74,7 +74,7 @@ def test_a_tensor_type_is_an_array_of_zeros() -> None:
     assert td.TupleType((3, 3)) == td.TupleType(td.TupleType(3, 3)), "short forms, not items"
 
 
-def test_canonical_types() -> None:
+def test_canonical_types_merge_objects() -> None:
     canonical = td.canonicalize_type
     assert canonical((OBJECT, OBJECT)) == OBJECT
     assert canonical(td.SequenceType((OBJECT, td.SequenceType(OBJECT)))) == OBJECT
@@ -95,7 +95,7 @@ def test_canonical_types() -> None:
         (td.TupleType(td.SequenceType(3), 3), None, 2, (["a", "b"], "c"), ["a", "b", "c"]),
     ],
 )
-def test_flatten(
+def test_unflatten_is_the_inverse_of_flatten(
     kind: td.ResultType, size: int | None, terminals: int, instance: Any, flat: list[Any]
 ) -> None:
     assert kind.size == size
@@ -116,7 +116,7 @@ def test_an_endless_sequence_has_the_terminals_of_its_value() -> None:
     assert td.BroadcastSequenceType((3, 3)).size == 2
 
 
-def test_types_as_text() -> None:
+def test_types_are_shown_in_short() -> None:
     assert td.FC(2).set_input_type(None).input_type is None
     kinds = (td.TupleType(3), td.BroadcastSequenceType("int64"), td.VoidType(), OBJECT)
     assert list(map(str, kinds)) == ["(float32[3],)", "[int64[], …]", "nothing", "object"]

@@ -188,7 +188,7 @@ VALUES: list[Any] = [
 
 
 @pytest.mark.parametrize("case", VALUES, ids=lambda case: repr(case[0]))
-def test_values(case: Any) -> None:
+def test_blocks_give_what_is_expected(case: Any) -> None:
     builds(*case)
 
 
@@ -206,7 +206,7 @@ def test_reduce_is_balanced_and_in_order(n: int, depth: int) -> None:
     ("make", "expected"),
     [(td.Sum, [4.0, 9.0]), (td.Mean, [4 / 3, 3.0]), (td.Min, [-1.0, 2.0]), (td.Max, [4.0, 4.0])],
 )
-def test_totals(make: Any, expected: list[float]) -> None:
+def test_totals_are_taken_element_by_element(make: Any, expected: list[float]) -> None:
     rows = [[1, 2], [4, 3], [-1, 4]]
     block = td.Map(td.Vector(2)) >> make()
     builds(block, [(rows, expected), ([], [0.0, 0.0]), ([[5, 6]], [5.0, 6.0])], depth=1)
@@ -254,7 +254,7 @@ def test_rnn_of_torch_cells(cell: Any) -> None:
     torch.testing.assert_close(outputs[-1], state[0] if isinstance(state, tuple) else state)
 
 
-def test_hierarchical_rnn() -> None:
+def test_an_rnn_may_read_states_of_another() -> None:
     words, sentence = td.ScopedLayer(nn.GRUCell(1, 2)), td.ScopedLayer(nn.GRUCell(2, 2))
     word = td.Map(td.Vector(1)) >> td.RNN(words) >> td.GetItem(1)
     block = td.Map(word) >> td.RNN(sentence) >> td.GetItem(1)
@@ -312,13 +312,13 @@ def test_one_of_more_cases_than_python_parses_in_one_chain() -> None:
 
 
 @pytest.mark.parametrize("make", [list, np.array, torch.tensor])
-def test_tensors_of_anything(make: Any) -> None:
+def test_tensors_are_made_of_arrays_and_lists(make: Any) -> None:
     assert td.Vector(2).eval(make([1.5, 2.0]), tolist=True) == [1.5, 2.0]
     assert td.Map(td.Vector(1)).eval(make([[1.5], [2.0]]), tolist=True) == [[1.5], [2.0]]
 
 
 @pytest.mark.parametrize("dtype", ["float64", "int8", "int32", "bool", "bfloat16"])
-def test_dtypes(dtype: str) -> None:
+def test_values_have_the_stated_dtype(dtype: str) -> None:
     found = td.Scalar(dtype).eval(torch.tensor(1, dtype=getattr(torch, dtype)))
     assert found.dtype is getattr(torch, dtype) and found == td.Scalar(dtype).eval(1) == 1
 
@@ -334,7 +334,7 @@ def test_strings_and_whole_floats() -> None:
     assert td.Scalar("uint8").eval(255) == 255 and td.Scalar("bool").eval(1.0)
 
 
-def test_external_rows() -> None:
+def test_external_rows_are_read_and_have_gradients() -> None:
     x = torch.arange(8.0).view(4, 2).requires_grad_()
     model = td.Compiler(td.Map(td.InputRow("x", 2)) >> td.Sum())
     found = model([[0, (0, 2)], [1]], inputs={"x": x}).output
@@ -351,7 +351,7 @@ def test_external_rows() -> None:
     "tensor",
     [torch.tensor([1.0, 2.0]), np.array([1, 2]), nn.Parameter(torch.ones(2)), np.float32(1)],
 )
-def test_from_tensor(tensor: Any) -> None:
+def test_a_constant_is_its_tensor(tensor: Any) -> None:
     block, expected = td.FromTensor(tensor), torch.as_tensor(tensor)
     assert block.eval(None, tolist=True) == expected.tolist() and block.max_depth(None) == 0
     assert block.tensor is tensor or torch.equal(block.tensor, expected)
@@ -382,7 +382,7 @@ def test_metrics_of_different_lengths() -> None:
     assert found.output is None and found.output_tensors == []
 
 
-def test_metric_labels() -> None:
+def test_metrics_keep_their_labels_in_order() -> None:
     block = td.Map((td.Scalar(), td.Identity()) >> td.Metric("m")) >> td.Void()
     values = [(1.0, "a"), (2.0, {"b": 1})]
     assert block.eval(values, tolist=True)[1] == {"m": values}

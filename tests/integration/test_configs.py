@@ -63,7 +63,7 @@ def test_a_configuration_is_documented(config: Path) -> None:
         assert part in head
 
 
-def test_there_are_ten() -> None:
+def test_every_configuration_has_a_case() -> None:
     assert {path.stem for path in CONFIGS} == set(CASES)
 
 
