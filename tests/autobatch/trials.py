@@ -277,7 +277,7 @@ def check_all(function: Any, cases: Iterable[Case], dtype: torch.dtype, enough: 
             try:
                 accepted += check(function, case, dtype) in ACCEPTED
             except Exception as error:
-                error.add_note(f"{function} of {case}")
+                error.add_note(f"{function} of {case}, {dtype}")
                 raise
             if accepted >= enough:
                 return

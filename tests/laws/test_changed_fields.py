@@ -184,7 +184,7 @@ def outcome(model: nn.Module, batch: Any) -> Tensor | str:
 TAKEN = [(m, d) for m in MODELS for d in DOORS if (m, d) != ("predict", "one example")]
 
 
-@pytest.mark.parametrize("every", (48, pytest.param(1, marks=pytest.mark.long)))
+@pytest.mark.parametrize("every", (48, pytest.param(4, marks=pytest.mark.long)))
 @pytest.mark.parametrize(("name", "door"), TAKEN)
 def test_the_next_call_sees_every_change(name: str, door: str, every: int, tmp_path: Path) -> None:
     make, example, collate = MODELS[name]
@@ -214,7 +214,7 @@ def test_the_next_call_sees_every_change(name: str, door: str, every: int, tmp_p
     some = {"dagnn": {"x"}, "features": {"x", "has_input"}}
     some |= dict.fromkeys(("child_sum", "top_down"), {"token", "has_input"})
     known = some.get(name, {"token", "has_input", "child_slot"})
-    assert every > 1 or known <= seen, "the changes matter"
+    assert every > 4 or known <= seen, "the changes matter"
 
 
 class Height(RecursiveCell):

@@ -91,7 +91,7 @@ def test_training_equals_the_plain_loop(name: str) -> None:
         parameters = list(model.parameters())
         optimizer = torch.optim.SGD(parameters, 0.05) if parameters else None
         losses.append([])
-        for step in range(8):
+        for step in range(4):
             given = list(examples(case, seed=step))
             for row in tree_leaves(given):  # as hooks of gradients take for granted
                 row.requires_grad_(row.is_floating_point())
