@@ -1,4 +1,4 @@
-"""Law: batched training is training one by one, at each of 20 steps of every example."""
+"""Law: batched training is training one by one, at each of 5 steps of every example."""
 
 import importlib.util
 import random
@@ -16,7 +16,7 @@ from pyg_dynbatch.autobatch import AutoBatch, autobatch
 from tests.autobatch import models
 from tests.example_files import FOLDER
 
-STEPS = 20
+STEPS = 5
 
 
 class Enough(Exception):
