@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from functools import partial
 from typing import Any
 
 import torch
@@ -138,8 +137,10 @@ class WeightGradient:
             total.addmm_(gradient.t(), rows)
             return
         self.sums[backward_pass] = gradient.t() @ rows
-        # A pass for other gradients alone does not take the sum.
-        forget = partial(self.sums.pop, backward_pass, None)
+
+        def forget() -> None:  # a pass for other gradients alone does not take the sum
+            self.sums.pop(backward_pass, None)
+
         Variable._execution_engine.queue_callback(forget)
 
     def take(self) -> Tensor | None:
