@@ -8,10 +8,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import checkpoint
 
 from pyg_dynbatch.autobatch import autobatch
 from pyg_dynbatch.core import Engine, Operations, Recording, TensorType, linear
+from pyg_dynbatch.core.linear import RunProducts
 from pyg_dynbatch.core.reference import run_one_by_one
 from pyg_dynbatch.core.scheduling import schedule_recordings
 from pyg_dynbatch.nn import RecursiveLayer, TreeRNNCell
@@ -81,6 +83,56 @@ class Replaced(Mix):
         return rows
 
 
+class InnerBackward(Mix):
+    """Differentiates again, in the backward pass, a graph that belongs to the same run."""
+
+    def forward(self, left: Tensor, right: Tensor) -> Tensor:
+        rows = super().forward(left, right)
+        if rows.requires_grad:
+            place = left.detach().requires_grad_()
+            inner = super().forward(place, right).square().sum()
+
+            def differentiate(gradient: Tensor) -> None:
+                torch.autograd.grad(inner, place, retain_graph=True)
+
+            rows.register_hook(differentiate)
+        return rows
+
+
+class ManyGradients(Mix):
+    """Computes several gradients at once within a step."""
+
+    def forward(self, left: Tensor, right: Tensor) -> Tensor:
+        with torch.enable_grad():
+            place = left.detach().requires_grad_()
+            rows = super().forward(place, right)
+            unit = torch.eye(3, dtype=rows.dtype)[:, None].expand(3, *rows.shape)
+            (each,) = torch.autograd.grad(rows, place, unit, True, is_grads_batched=True)
+        return super().forward(left, right) + each.sum(0).detach()
+
+
+class Unusual(Mix):
+    """Products that only torch computes."""
+
+    def forward(self, left: Tensor, right: Tensor) -> Tensor:
+        weight = self.both.weight
+        turned = functional.linear(left + 1j * right, torch.complex(weight, weight.t())).imag
+        broadcast = functional.linear(left, weight, self.both.bias[None])
+        no_columns = functional.linear(left[:, :0], weight[:, :0], self.both.bias)
+        single = functional.linear(left[0], weight)
+        return super().forward(left, right) + turned + broadcast + no_columns + 0 * single
+
+
+class Halving(TorchFunctionMode):
+    """A mode of the user."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        return result / 2 if func is functional.linear else result
+
+
 MODULES: dict[str, Callable[[], Mix]] = {
     "plain": Mix,
     "checkpoint": lambda: Checked(reentrant=False),
@@ -89,6 +141,9 @@ MODULES: dict[str, Callable[[], Mix]] = {
     "grad in a step": Force,
     "forward mode": Tangent,
     "replaced data": Replaced,
+    "backward within backward": InnerBackward,
+    "many gradients in a step": ManyGradients,
+    "unusual products": Unusual,
 }
 
 
@@ -173,6 +228,24 @@ def test_autocast_is_left_to_torch() -> None:
     with torch.autocast("cpu", torch.bfloat16):
         computed, expected = case.in_steps(), case.call_by_call().float()
     torch.testing.assert_close(computed, expected, rtol=0.05, atol=0.05)
+
+
+def test_a_mode_of_the_user_decides() -> None:
+    case = Case(Mix())
+    with Halving():
+        computed = accumulated(case.in_steps, case.leaves)
+        expected = accumulated(case.call_by_call, case.leaves)
+    torch.testing.assert_close(computed, expected, rtol=1e-12, atol=1e-12)
+
+
+def test_frozen_rows_let_the_weight_change_before_the_backward_pass() -> None:
+    layer = nn.Linear(3, 3)
+    with RunProducts().of_step(torch.device("cpu"), 2):
+        rows = layer(torch.ones(2, 3))
+    with torch.no_grad():
+        layer.weight.mul_(2)
+    rows.sum().backward()
+    assert torch.equal(layer.weight.grad, torch.full((3, 3), 2.0))
 
 
 def test_one_sum_per_weight_and_run() -> None:
