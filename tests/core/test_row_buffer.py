@@ -121,13 +121,33 @@ def test_the_gradient_of_an_intermediate() -> None:
     assert torch.equal(gradient, again)
 
 
+def test_a_backward_pass_within_another_over_one_run() -> None:
+    x = torch.arange(3.0, requires_grad=True)
+    buffer = RowBuffer(3)
+    buffer.allocate((x,), (x.dtype,))
+    token = buffer.write(new_token(x), 0, (2 * x,))
+    (first,) = buffer.read(token, torch.tensor([0, 1]))
+    (second,) = buffer.read(token, torch.tensor([1, 2]))
+    inner = second.sum()
+    within = list[Tensor]()
+
+    def differentiate(gradient: Tensor) -> None:
+        within.extend(torch.autograd.grad(inner, x, retain_graph=True))
+
+    first.register_hook(differentiate)
+    (first.sum() + second.sum()).backward()
+    assert x.grad is not None
+    assert x.grad.tolist() == [2, 4, 2]
+    assert [each.tolist() for each in within] == [[0, 2, 2]]
+
+
 def test_no_gradient_buffer_outlives_the_pass() -> None:
     rows, buffer = torch.randn(4, 2, requires_grad=True), RowBuffer(4)
     buffer.allocate((rows,), (rows.dtype,))
     token = buffer.write(new_token(rows), 0, (rows,))
     buffer.read(token, (1, 2))[0].sum().backward()
     assert rows.grad.sum() == 4
-    assert buffer.gradients.totals == ()
+    assert buffer.gradients.totals == {}
 
 
 @pytest.mark.parametrize("use_reentrant", [False, True])

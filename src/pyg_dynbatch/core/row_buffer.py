@@ -23,45 +23,44 @@ class GradientBuffer:
 
     def __init__(self) -> None:
         self.forms: tuple[tuple[torch.Size, torch.dtype, torch.device], ...] = ()
-        self.totals: Rows = ()
-        self.backward_pass: int | None = None
+        self.totals: dict[int, Rows] = {}  # by the number of the pass: one may run within another
 
     def sum_for(self, parts: Rows) -> None:
         """Keep in which shapes and dtypes gradients of rows are summed."""
         self.forms = tuple((p.shape, dtype_of_sums(p.dtype), p.device) for p in parts)
 
-    def _begin(self, gradients: Sequence[Tensor | None] = ()) -> None:
-        current = torch._C._current_graph_task_id()
-        if current == self.backward_pass:
-            return
+    def _totals_of_this_pass(self, gradients: Sequence[Tensor | None] = ()) -> Rows:
+        backward_pass = torch._C._current_graph_task_id()
+        totals = self.totals.get(backward_pass)
+        if totals is not None:
+            return totals
         check_backward(gradients)
-        self.backward_pass = current
-        self.totals = tuple(
+        totals = tuple(
             torch.zeros(shape if has_gradient(dtype) else 0, dtype=dtype, device=device)
             for shape, dtype, device in self.forms
         )
-        # The graph lives as long as the loss is kept; the buffer only during the pass.
-        Variable._execution_engine.queue_callback(self._end)
+        self.totals[backward_pass] = totals
 
-    def _end(self) -> None:
-        self.totals = ()
-        self.backward_pass = None
+        def forget() -> None:  # the graph lives as long as the loss is kept
+            del self.totals[backward_pass]
+
+        Variable._execution_engine.queue_callback(forget)
+        return totals
 
     def add(self, pick: Pick, num_arguments: int, gradients: Sequence[Tensor | None]) -> None:
         """Add the gradients of rows that were read, for one argument or several."""
-        self._begin(gradients)
-        parts = len(self.totals)
+        totals = self._totals_of_this_pass(gradients)
+        parts = len(totals)
         picks = (pick,) if num_arguments == 1 else _split(pick, num_arguments)  # type: ignore[arg-type]
-        for number, total in enumerate(self.totals):
+        for number, total in enumerate(totals):
             for rows, gradient in zip(picks, gradients[number::parts], strict=True):
                 if gradient is not None:
                     _add_rows(total, rows, gradient)
 
     def take(self, start: int, size: int, dtypes: Sequence[torch.dtype]) -> list[Tensor | None]:
         """Return the complete gradients of rows that were written."""
-        self._begin()
         gradients: list[Tensor | None] = []
-        for total, dtype in zip(self.totals, dtypes, strict=True):
+        for total, dtype in zip(self._totals_of_this_pass(), dtypes, strict=True):
             part = total[start : start + size].to(dtype) if has_gradient(dtype) else None
             gradients.append(part)
         return gradients
