@@ -77,9 +77,9 @@ def pytest_collection_finish() -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def _products_of_few_rows() -> None:
-    """Take the way of linear layers in steps of many rows for steps of few, which tests have."""
-    linear._ROWS_THAT_TRAIN = 0
-    linear._ROWS_THAT_PACK = 0
+    """Compute linear layers in steps as those of many rows and large weights."""
+    linear._MANY_ROWS = 0
+    linear._LARGE_MATRIX = 1
 
 
 @pytest.fixture(autouse=True)
