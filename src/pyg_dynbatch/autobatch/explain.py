@@ -92,7 +92,7 @@ def explain(session: Session, examples: int) -> Explanation:
         steps=sum(len(schedule.steps) for schedule in session.schedules),
         calls=sum(operation.calls for operation in operations),
         lower_bound=sum(schedule.stats().lower_bound for schedule in session.schedules),
-        flushes=session.flushes,
+        flushes=len(session.schedules),
         reads={f"{file}:{line}": count for (file, line), count in session.reads.most_common()},
         operations=tuple(operations),
         remarks=tuple(_remarks(session, operations, examples)),

@@ -137,6 +137,43 @@ class AutoBatch(nn.Module):
             return result
         return self._one_by_one(listed)
 
+    def collate(self, examples: Iterable[Any]) -> Schedule:
+        """Record and schedule a mini-batch without running it; a ``collate_fn`` for loaders.
+
+        Args:
+            examples: As for the model.
+
+        Returns:
+            What the model takes in place of the examples; it can be made in loader workers,
+            pickled, and run any number of times.
+
+        Raises:
+            RuntimeError: If an example reads a value, or something is computed at once from
+                parameters or buffers.
+            ValueError: If a tensor of an example requires gradients.
+        """
+        examples = _checked(examples)
+        session = self._begin()
+        session.can_run = False
+        with closing(session):
+            schedule = partial(schedule_batch, session, num_examples=len(examples))
+            return self._recorded(session, examples, schedule)
+
+    def explain(self, examples: Iterable[Any]) -> Explanation:
+        """Run a batch and return how: steps, rows, flushes, and what did not batch and why.
+
+        Args:
+            examples: As for the model.
+
+        Example:
+            >>> model = autobatch(nn.Sequential(nn.Linear(2, 1)))
+            >>> explanation = model.explain([torch.ones(2), torch.zeros(2)])
+            >>> explanation.calls, explanation.steps
+            (2, 1)
+        """
+        examples = _checked(examples)
+        return explain(self._batched(examples)[1], len(examples))
+
     def _least_batch(self) -> int:
         if self.loop_below is not None:
             return self.loop_below
@@ -174,43 +211,6 @@ class AutoBatch(nn.Module):
             for name, (_, examples) in outcome.emitted.items()
         }
         return self._finish(tree_unflatten(leaves, outcome.structure), emitted)
-
-    def collate(self, examples: Iterable[Any]) -> Schedule:
-        """Record and schedule a mini-batch without running it; a ``collate_fn`` for loaders.
-
-        Args:
-            examples: As for the model.
-
-        Returns:
-            What the model takes in place of the examples; it can be made in loader workers,
-            pickled, and run any number of times.
-
-        Raises:
-            RuntimeError: If an example reads a value, or something is computed at once from
-                parameters or buffers.
-            ValueError: If a tensor of an example requires gradients.
-        """
-        examples = _checked(examples)
-        session = self._begin()
-        session.can_run = False
-        with closing(session):
-            schedule = partial(schedule_batch, session, num_examples=len(examples))
-            return self._recorded(session, examples, schedule)
-
-    def explain(self, examples: Iterable[Any]) -> Explanation:
-        """Run a batch and return how: steps, rows, flushes, and what did not batch and why.
-
-        Args:
-            examples: As for the model.
-
-        Example:
-            >>> model = autobatch(nn.Sequential(nn.Linear(2, 1)))
-            >>> explanation = model.explain([torch.ones(2), torch.zeros(2)])
-            >>> explanation.calls, explanation.steps
-            (2, 1)
-        """
-        examples = _checked(examples)
-        return explain(self._batched(examples)[1], len(examples))
 
     def _scheduled(self, batch: Schedule) -> Any:
         session = self._begin()
@@ -443,6 +443,98 @@ def _emitting(collected: EmittedValues, number: int) -> Iterator[None]:
         ACTIVE.eager = outer
 
 
+# The results of all examples.
+
+
+def _collect(session: Session, results: list[Any]) -> tuple[list[ResultColumn], TreeSpec]:
+    """Collect the leaves of all results; also return their structure."""
+    leaves_of_results, structure = _columns_of(results)
+    problem = "autobatch: examples return tensors of different shapes or dtypes"
+    columns = list[ResultColumn]()
+    for leaves in leaves_of_results:
+        if any(isinstance(leaf, Lazy | Tensor) for leaf in leaves):
+            columns.append(_value_column(session, leaves, problem, range(len(leaves))))
+        else:
+            columns.append(leaves)
+    return columns, structure
+
+
+def _emitted(session: Session) -> dict[str, tuple[ValueColumn, Sequence[int]]]:
+    """Collect what was emitted, by example: examples take turns where they read values."""
+    collected: dict[str, tuple[ValueColumn, Sequence[int]]] = {}
+    for name, (values, examples) in session.emitted.items():
+        order = sorted(range(len(examples)), key=examples.__getitem__)
+        examples_in_order = [examples[number] for number in order]
+        values_in_order = [values[number] for number in order]
+        problem = f"autobatch.emit: values of {name!r} differ in shape or dtype"
+        column = _value_column(session, values_in_order, problem, examples_in_order)
+        collected[name] = column, examples_in_order
+    return collected
+
+
+def _value_column(
+    session: Session, leaves: Sequence[object], problem: str, examples: Sequence[int]
+) -> ValueColumn:
+    """Return the values of one leaf of all results; raise an error if their row types differ."""
+    values: list[Lazy] = []
+    for leaf in leaves:
+        if type(leaf) is Lazy:
+            value = leaf
+        elif isinstance(leaf, Tensor):
+            value = session.outside_row(leaf)
+        else:
+            where = f"example {len(values)}"
+            got = describe_value(leaf)
+            different = "autobatch: examples return different types"
+            raise mismatch(TypeError, different, "a tensor", got, where=where)
+        if value._session is not session:
+            value = session.foreign(value)
+        values.append(value)
+    kind = values[0]._kind
+    for value, example in zip(values, examples, strict=True):
+        if value._kind != kind:
+            row_types = session.table.row_types
+            hint = "" if problem.startswith("autobatch.emit") else _ANY_NUMBER
+            where = f"example {example}"
+            raise mismatch(
+                ValueError, problem, row_types[kind], row_types[value._kind], where=where, hint=hint
+            )
+    return ValueColumn(kind, [value._number for value in values])
+
+
+_ANY_NUMBER = "autobatch.emit(name, value) collects any number of values per example"
+_LEAVES = {Lazy, Tensor, str, int, float, bool, type(None)}
+
+
+def _columns_of(results: list[Any]) -> tuple[list[list[Any]], TreeSpec]:
+    """Return the leaves of all results, one list per leaf of a result, and their structure."""
+    leaves, structure = tree_flatten(results)
+    if not {*map(type, leaves)} <= _LEAVES:
+        results = [structured(result, f"example {n}") for n, result in enumerate(results)]
+        leaves, structure = tree_flatten(results)
+    # Older versions of torch have no `children`, later ones warn of `children_specs`.
+    has_children = hasattr(structure, "children")
+    structures = structure.children() if has_children else structure.children_specs
+    first = structures[0]
+    for number, each in enumerate(structures):
+        if each != first:
+            problem = "autobatch: examples return different structures"
+            where = f"example {number}"
+            raise mismatch(ValueError, problem, first, each, where=where, hint=_ANY_NUMBER)
+    return [leaves[n :: first.num_leaves] for n in range(first.num_leaves)], first
+
+
+def _stack(results: list[Any]) -> Any:
+    columns, structure = _columns_of(results)
+    stacked = [
+        torch.stack(column) if isinstance(column[0], Tensor) else column for column in columns
+    ]
+    return tree_unflatten(stacked, structure)
+
+
+# What is different while examples are recorded.
+
+
 @contextmanager
 def _uncollected(cache: bool) -> Iterator[None]:
     """Collect no garbage if examples are replayed: what is made is needed, or freed at once."""
@@ -485,64 +577,6 @@ def _recording(session: Session, root: nn.Module) -> Iterator[None]:
         ACTIVE.session = None
         session.table.state.restore()
         _release(intercepted)
-
-
-def _says_where(error: Exception) -> bool:
-    """Return whether an error says where it was raised."""
-    if isinstance(error.args[0] if error.args else "", Mismatch):
-        return True
-    return any(note.startswith(NOTE) for note in getattr(error, "__notes__", ()))
-
-
-def _raised(error: Exception) -> tuple[str, list[FrameType]]:
-    """Find the innermost line of the user's code that raised an error, and all frames inside."""
-    inner: list[FrameType] = []
-    for frame, number in reversed(list(walk_tb(error.__traceback__))):
-        if not is_library(frame.f_code.co_filename):
-            return f"{frame.f_code.co_filename}:{number}", inner
-        inner.append(frame)
-    return "", []
-
-
-def _holds_values(frame: FrameType) -> bool:
-    return any(map(holds_values, frame.f_locals.values()))
-
-
-def _not_computed(
-    session: Session, error: Exception, line: str, inner_frames: Sequence[FrameType]
-) -> Exception:
-    """Create the error for code of others that was given a value."""
-    problem = "autobatch: a function was given a value that has not been computed"
-    hint = "call it in a submodule that is not opened, which is run on real tensors"
-    if any("_higher_order_ops" in frame.f_code.co_filename for frame in inner_frames):
-        hint = "autobatch.cond or autobatch.while_loop, which take the same arguments"
-    owners = [frame.f_locals.get("self") for frame, _ in walk_tb(error.__traceback__)]
-    for module, (_, reason) in session.table.opened.items():
-        if any(owner is module for owner in owners):
-            hint += f" ({type(module).__name__} is recorded call by call: {reason})"
-    return failed(error, problem, session.where(line), hint)
-
-
-def _checked(examples: object) -> list[Any]:
-    """List the examples of a call."""
-    if (session := ACTIVE.session) is not None:
-        problem = "autobatch: a batched model is called inside a batched model"
-        expected = "a plain module"
-        got = "autobatch(...)"
-        hint = "call the plain module there: its calls are batched with the others"
-        raise mismatch(RuntimeError, problem, expected, got, where=session.where(), hint=hint)
-    if isinstance(examples, Schedule):
-        problem = "autobatch: a scheduled batch can only be run batched"
-        raise mismatch(TypeError, problem, "the examples themselves", "a Schedule")
-    if isinstance(examples, str | Mapping) or not isinstance(examples, Iterable):
-        problem = "autobatch: not a list of examples"
-        got = describe_value(examples)
-        raise mismatch(TypeError, problem, "a list, or an iterable such as a generator", got)
-    listed = list(examples)
-    if not listed:
-        problem = "autobatch: the list of examples is empty"
-        raise mismatch(ValueError, problem, "at least one example", 0)
-    return listed
 
 
 # Of each class of modules: how many sessions record its calls, and its own __call__.
@@ -634,87 +668,62 @@ def _release(classes: Iterable[type]) -> None:
             _TOUCHED.pop().restore()
 
 
-def _collect(session: Session, results: list[Any]) -> tuple[list[ResultColumn], TreeSpec]:
-    """Collect the leaves of all results; also return their structure."""
-    leaves_of_results, structure = _columns_of(results)
-    problem = "autobatch: examples return tensors of different shapes or dtypes"
-    columns = list[ResultColumn]()
-    for leaves in leaves_of_results:
-        if any(isinstance(leaf, Lazy | Tensor) for leaf in leaves):
-            columns.append(_value_column(session, leaves, problem, range(len(leaves))))
-        else:
-            columns.append(leaves)
-    return columns, structure
+# Errors and checks.
 
 
-def _emitted(session: Session) -> dict[str, tuple[ValueColumn, Sequence[int]]]:
-    """Collect what was emitted, by example: examples take turns where they read values."""
-    collected: dict[str, tuple[ValueColumn, Sequence[int]]] = {}
-    for name, (values, examples) in session.emitted.items():
-        order = sorted(range(len(examples)), key=examples.__getitem__)
-        examples_in_order = [examples[number] for number in order]
-        values_in_order = [values[number] for number in order]
-        problem = f"autobatch.emit: values of {name!r} differ in shape or dtype"
-        column = _value_column(session, values_in_order, problem, examples_in_order)
-        collected[name] = column, examples_in_order
-    return collected
+def _says_where(error: Exception) -> bool:
+    """Return whether an error says where it was raised."""
+    if isinstance(error.args[0] if error.args else "", Mismatch):
+        return True
+    return any(note.startswith(NOTE) for note in getattr(error, "__notes__", ()))
 
 
-def _value_column(
-    session: Session, leaves: Sequence[object], problem: str, examples: Sequence[int]
-) -> ValueColumn:
-    """Return the values of one leaf of all results; raise an error if their row types differ."""
-    values: list[Lazy] = []
-    for leaf in leaves:
-        if type(leaf) is Lazy:
-            value = leaf
-        elif isinstance(leaf, Tensor):
-            value = session.outside_row(leaf)
-        else:
-            where = f"example {len(values)}"
-            got = describe_value(leaf)
-            different = "autobatch: examples return different types"
-            raise mismatch(TypeError, different, "a tensor", got, where=where)
-        if value._session is not session:
-            value = session.foreign(value)
-        values.append(value)
-    kind = values[0]._kind
-    for value, example in zip(values, examples, strict=True):
-        if value._kind != kind:
-            row_types = session.table.row_types
-            hint = "" if problem.startswith("autobatch.emit") else _ANY_NUMBER
-            where = f"example {example}"
-            raise mismatch(
-                ValueError, problem, row_types[kind], row_types[value._kind], where=where, hint=hint
-            )
-    return ValueColumn(kind, [value._number for value in values])
+def _raised(error: Exception) -> tuple[str, list[FrameType]]:
+    """Find the innermost line of the user's code that raised an error, and all frames inside."""
+    inner: list[FrameType] = []
+    for frame, number in reversed(list(walk_tb(error.__traceback__))):
+        if not is_library(frame.f_code.co_filename):
+            return f"{frame.f_code.co_filename}:{number}", inner
+        inner.append(frame)
+    return "", []
 
 
-_ANY_NUMBER = "autobatch.emit(name, value) collects any number of values per example"
-_LEAVES = {Lazy, Tensor, str, int, float, bool, type(None)}
+def _holds_values(frame: FrameType) -> bool:
+    return any(map(holds_values, frame.f_locals.values()))
 
 
-def _columns_of(results: list[Any]) -> tuple[list[list[Any]], TreeSpec]:
-    """Return the leaves of all results, one list per leaf of a result, and their structure."""
-    leaves, structure = tree_flatten(results)
-    if not {*map(type, leaves)} <= _LEAVES:
-        results = [structured(result, f"example {n}") for n, result in enumerate(results)]
-        leaves, structure = tree_flatten(results)
-    # Older versions of torch have no `children`, later ones warn of `children_specs`.
-    has_children = hasattr(structure, "children")
-    structures = structure.children() if has_children else structure.children_specs
-    first = structures[0]
-    for number, each in enumerate(structures):
-        if each != first:
-            problem = "autobatch: examples return different structures"
-            where = f"example {number}"
-            raise mismatch(ValueError, problem, first, each, where=where, hint=_ANY_NUMBER)
-    return [leaves[n :: first.num_leaves] for n in range(first.num_leaves)], first
+def _not_computed(
+    session: Session, error: Exception, line: str, inner_frames: Sequence[FrameType]
+) -> Exception:
+    """Create the error for code of others that was given a value."""
+    problem = "autobatch: a function was given a value that has not been computed"
+    hint = "call it in a submodule that is not opened, which is run on real tensors"
+    if any("_higher_order_ops" in frame.f_code.co_filename for frame in inner_frames):
+        hint = "autobatch.cond or autobatch.while_loop, which take the same arguments"
+    owners = [frame.f_locals.get("self") for frame, _ in walk_tb(error.__traceback__)]
+    for module, (_, reason) in session.table.opened.items():
+        if any(owner is module for owner in owners):
+            hint += f" ({type(module).__name__} is recorded call by call: {reason})"
+    return failed(error, problem, session.where(line), hint)
 
 
-def _stack(results: list[Any]) -> Any:
-    columns, structure = _columns_of(results)
-    stacked = [
-        torch.stack(column) if isinstance(column[0], Tensor) else column for column in columns
-    ]
-    return tree_unflatten(stacked, structure)
+def _checked(examples: object) -> list[Any]:
+    """List the examples of a call."""
+    if (session := ACTIVE.session) is not None:
+        problem = "autobatch: a batched model is called inside a batched model"
+        expected = "a plain module"
+        got = "autobatch(...)"
+        hint = "call the plain module there: its calls are batched with the others"
+        raise mismatch(RuntimeError, problem, expected, got, where=session.where(), hint=hint)
+    if isinstance(examples, Schedule):
+        problem = "autobatch: a scheduled batch can only be run batched"
+        raise mismatch(TypeError, problem, "the examples themselves", "a Schedule")
+    if isinstance(examples, str | Mapping) or not isinstance(examples, Iterable):
+        problem = "autobatch: not a list of examples"
+        got = describe_value(examples)
+        raise mismatch(TypeError, problem, "a list, or an iterable such as a generator", got)
+    listed = list(examples)
+    if not listed:
+        problem = "autobatch: the list of examples is empty"
+        raise mismatch(ValueError, problem, "at least one example", 0)
+    return listed

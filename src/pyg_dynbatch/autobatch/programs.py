@@ -61,8 +61,14 @@ class Body(Session):
     def __init__(self, operands: Operands, owner: str) -> None:
         outer = operands.session
         Recorder.__init__(self, outer.table.lookup, outer.root, outer.grad, outer.autocast)
-        for name in ("table", "shared", "trained", "device", "inference", "can_run", "example"):
-            setattr(self, name, getattr(outer, name))
+        # Not Session.__init__: a body is neither planned nor run, and has no rows of its own.
+        self.table = outer.table
+        self.device = outer.device
+        self.shared = outer.shared
+        self.trained = outer.trained
+        self.inference = outer.inference
+        self.can_run = outer.can_run
+        self.example = outer.example
         self.operands = operands
         self.owner = owner
         self.code = list[int]()  # when the function has been recorded
@@ -305,6 +311,121 @@ def _joined(spec: Spec, calls: int) -> Spec:
     return Spec((target, *inputs), target, NO_TEMPLATE, inputs, no_grad=False)
 
 
+# Loops and branches.
+
+
+def own_form(form: Callable[..., Any], types: Sequence[TensorType]) -> Examined:
+    """Describe a form that returns a tensor of a type, or a tuple of tensors of several."""
+    structure = LEAF if len(types) == 1 else tree_flatten(tuple(types))[1]
+    # A loop of no iterations returns its state, and a stack what was pushed.
+    return Examined(form, "rows", [*types], structure, is_view=True)
+
+
+@dataclass(frozen=True)
+class Loop(Own):
+    """A loop: the rows whose condition holds run the body, the others are set aside."""
+
+    condition: Program
+    body: Program
+    width: int  # number of operands that are the state
+    most: int  # iterations
+    __name__ = "while_loop"
+
+    @property
+    def specs(self) -> tuple[Spec, ...]:  # type: ignore[override]
+        """Signatures of the calls inside."""
+        return specs_of(self.condition, self.body)
+
+    def examined(self, table: SignatureTable, spec: Spec) -> Examined:
+        """Return the form on stacked rows."""
+        condition = runner_of(self.condition, table)
+        body = runner_of(self.body, table)
+        width = self.width
+        most = self.most
+        used = {*self.condition.operands_read, *self.body.operands_read}
+        captured = [number for number in range(width, len(spec.inputs)) if number in used]
+        columns = [[*range(width), *captured], range(width)]  # of rows that go on, and that end
+
+        def form(*rows: Tensor) -> Tensor | tuple[Tensor, ...]:
+            operands: list[Any] = [*rows]
+            size = rows[0].size(0)
+            rows_running: Tensor | None = None  # numbers of the rows that go on; None for all
+            places = list[Tensor]()  # of rows that have ended
+            pieces = list[Sequence[Tensor]]()  # their states
+            for _ in range(most + 1):
+                goes_on = condition(operands, size)[0].reshape(-1)
+                running = goes_on.nonzero().squeeze(1)
+                if not running.numel():
+                    break
+                if running.numel() < size:
+                    ended = goes_on.logical_not().nonzero().squeeze(1)
+                    operands, state_of_ended = split([running, ended], columns, operands)
+                    pieces.append(state_of_ended[:width])  # type: ignore[arg-type]
+                    places.append(ended if rows_running is None else rows_running[ended])
+                    rows_running = running if rows_running is None else rows_running[running]
+                    size = running.numel()
+                operands[:width] = body(operands, size)
+            else:
+                raise endless(most, size)
+
+            state: Sequence[Tensor] = operands[:width]
+            if rows_running is not None:
+                state = merge([*places, rows_running], [*pieces, state])
+            return tuple(state) if width > 1 else state[0]
+
+        types = [row_type for row_type in spec.inputs[:width] if isinstance(row_type, TensorType)]
+        return own_form(form, types)
+
+
+@dataclass(frozen=True)
+class Choice(Own):
+    """Two branches, each of which runs on the rows that chose it."""
+
+    if_true: Program
+    if_false: Program
+    types: tuple[TensorType, ...]  # of the results
+    __name__ = "cond"
+
+    @property
+    def specs(self) -> tuple[Spec, ...]:  # type: ignore[override]
+        """Signatures of the calls inside."""
+        return specs_of(self.if_true, self.if_false)
+
+    def examined(self, table: SignatureTable, spec: Spec) -> Examined:
+        """Return the form on stacked rows."""
+        if_true = runner_of(self.if_true, table)
+        if_false = runner_of(self.if_false, table)
+        columns = [self.if_true.operands_read, self.if_false.operands_read]
+        has_several = len(self.types) > 1
+
+        def form(choice: Tensor, *operands: Tensor) -> Tensor | tuple[Tensor, ...]:
+            size = choice.size(0)
+            is_true = choice.reshape(-1)
+            chosen = is_true.nonzero().squeeze(1)
+            others = is_true.logical_not().nonzero().squeeze(1)
+            results: Sequence[Tensor]
+            if not others.numel():
+                results = if_true(operands, size)
+            elif not chosen.numel():
+                results = if_false(operands, size)
+            else:
+                of_chosen, of_others = split([chosen, others], columns, operands)
+                results_of_chosen = if_true(of_chosen, chosen.numel())
+                results_of_others = if_false(of_others, others.numel())
+                results = merge([chosen, others], [results_of_chosen, results_of_others])
+            return tuple(results) if has_several else results[0]
+
+        return own_form(form, self.types)
+
+
+def endless(most: int, rows: int) -> RuntimeError:
+    """Create the error for a loop that does not end."""
+    problem = f"autobatch.while_loop: not finished after {most} iterations"
+    got = f"{rows} examples that go on"
+    hint = "max_iterations=, if so many are meant; else a condition that becomes false"
+    return mismatch(RuntimeError, problem, got=got, hint=hint)
+
+
 # Parts of rows that go different ways: each part is an index vector, and no row is in two parts.
 
 
@@ -454,118 +575,3 @@ def _merged(parts: Sequence[Tensor], width: int, pieces: Sequence[Tensor]) -> li
     place = torch.empty_like(order)
     place[order] = torch.arange(order.numel(), device=order.device)
     return [torch.cat(list(pieces[n::width])).index_select(0, place) for n in range(width)]
-
-
-# Loops and branches.
-
-
-def own_form(form: Callable[..., Any], types: Sequence[TensorType]) -> Examined:
-    """Describe a form that returns a tensor of a type, or a tuple of tensors of several."""
-    structure = LEAF if len(types) == 1 else tree_flatten(tuple(types))[1]
-    # A loop of no iterations returns its state, and a stack what was pushed.
-    return Examined(form, "rows", [*types], structure, is_view=True)
-
-
-@dataclass(frozen=True)
-class Loop(Own):
-    """A loop: the rows whose condition holds run the body, the others are set aside."""
-
-    condition: Program
-    body: Program
-    width: int  # number of operands that are the state
-    most: int  # iterations
-    __name__ = "while_loop"
-
-    @property
-    def specs(self) -> tuple[Spec, ...]:  # type: ignore[override]
-        """Signatures of the calls inside."""
-        return specs_of(self.condition, self.body)
-
-    def examined(self, table: SignatureTable, spec: Spec) -> Examined:
-        """Return the form on stacked rows."""
-        condition = runner_of(self.condition, table)
-        body = runner_of(self.body, table)
-        width = self.width
-        most = self.most
-        used = {*self.condition.operands_read, *self.body.operands_read}
-        captured = [number for number in range(width, len(spec.inputs)) if number in used]
-        columns = [[*range(width), *captured], range(width)]  # of rows that go on, and that end
-
-        def form(*rows: Tensor) -> Tensor | tuple[Tensor, ...]:
-            operands: list[Any] = [*rows]
-            size = rows[0].size(0)
-            rows_running: Tensor | None = None  # numbers of the rows that go on; None for all
-            places = list[Tensor]()  # of rows that have ended
-            pieces = list[Sequence[Tensor]]()  # their states
-            for _ in range(most + 1):
-                goes_on = condition(operands, size)[0].reshape(-1)
-                running = goes_on.nonzero().squeeze(1)
-                if not running.numel():
-                    break
-                if running.numel() < size:
-                    ended = goes_on.logical_not().nonzero().squeeze(1)
-                    operands, state_of_ended = split([running, ended], columns, operands)
-                    pieces.append(state_of_ended[:width])  # type: ignore[arg-type]
-                    places.append(ended if rows_running is None else rows_running[ended])
-                    rows_running = running if rows_running is None else rows_running[running]
-                    size = running.numel()
-                operands[:width] = body(operands, size)
-            else:
-                raise endless(most, size)
-
-            state: Sequence[Tensor] = operands[:width]
-            if rows_running is not None:
-                state = merge([*places, rows_running], [*pieces, state])
-            return tuple(state) if width > 1 else state[0]
-
-        types = [row_type for row_type in spec.inputs[:width] if isinstance(row_type, TensorType)]
-        return own_form(form, types)
-
-
-@dataclass(frozen=True)
-class Choice(Own):
-    """Two branches, each of which runs on the rows that chose it."""
-
-    if_true: Program
-    if_false: Program
-    types: tuple[TensorType, ...]  # of the results
-    __name__ = "cond"
-
-    @property
-    def specs(self) -> tuple[Spec, ...]:  # type: ignore[override]
-        """Signatures of the calls inside."""
-        return specs_of(self.if_true, self.if_false)
-
-    def examined(self, table: SignatureTable, spec: Spec) -> Examined:
-        """Return the form on stacked rows."""
-        if_true = runner_of(self.if_true, table)
-        if_false = runner_of(self.if_false, table)
-        columns = [self.if_true.operands_read, self.if_false.operands_read]
-        has_several = len(self.types) > 1
-
-        def form(choice: Tensor, *operands: Tensor) -> Tensor | tuple[Tensor, ...]:
-            size = choice.size(0)
-            is_true = choice.reshape(-1)
-            chosen = is_true.nonzero().squeeze(1)
-            others = is_true.logical_not().nonzero().squeeze(1)
-            results: Sequence[Tensor]
-            if not others.numel():
-                results = if_true(operands, size)
-            elif not chosen.numel():
-                results = if_false(operands, size)
-            else:
-                of_chosen, of_others = split([chosen, others], columns, operands)
-                results_of_chosen = if_true(of_chosen, chosen.numel())
-                results_of_others = if_false(of_others, others.numel())
-                results = merge([chosen, others], [results_of_chosen, results_of_others])
-            return tuple(results) if has_several else results[0]
-
-        return own_form(form, self.types)
-
-
-def endless(most: int, rows: int) -> RuntimeError:
-    """Create the error for a loop that does not end."""
-    problem = f"autobatch.while_loop: not finished after {most} iterations"
-    got = f"{rows} examples that go on"
-    hint = "max_iterations=, if so many are meant; else a condition that becomes false"
-    return mismatch(RuntimeError, problem, got=got, hint=hint)

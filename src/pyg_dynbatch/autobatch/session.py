@@ -55,26 +55,6 @@ _STATIC = {
 _INDEX = {int, type(None)}
 _INTEGERS = {torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64}
 _RECURRENT = (nn.RNNBase, nn.RNNCellBase)  # whose states are tuples
-# Frames that are not the user's code.
-_LIBRARY = tuple(str(Path(str(module.__file__)).parent) for module in (lazy, torch, jaxtyping, np))
-_STANDARD = sysconfig.get_path("stdlib")
-
-
-@cache
-def is_library(filename: str) -> bool:
-    """Return whether a file is not the user's."""
-    standard = filename.startswith(_STANDARD) and "site-packages" not in filename
-    return standard or filename.startswith(_LIBRARY)
-
-
-def _is_in_place(function: Callable[..., Any]) -> bool:
-    name = getattr(function, "__name__", "")
-    return (name.endswith("_") and not name.endswith("__")) or name in _IN_PLACE
-
-
-_OF_MEMORY = {"new", "new_empty", "new_empty_strided", "empty_like", "empty_permuted"}
-_OF_MEMORY |= {"as_strided", "as_strided_copy", "as_strided_scatter"}
-_IN_PLACE = {f"__{name}__" for name in ("iand", "ior", "ixor", "ilshift", "irshift", "setitem")}
 
 
 class Stacked(NamedTuple):
@@ -99,6 +79,8 @@ class Session(Recorder):
 
     Calls are recorded as :mod:`pyg_dynbatch.core.recording` says, in one code for all examples.
     Instead of a flush, plan() schedules them for a model that runs later.
+
+    ``__init__`` lists its attributes in the order of these phases.
     """
 
     ended = "an earlier call", "return values from the model; do not keep them on self"
@@ -109,45 +91,58 @@ class Session(Recorder):
     ) -> None:
         is_autocast = torch._C._is_any_autocast_enabled()
         super().__init__(table.lookup, root, torch.is_grad_enabled(), is_autocast)
+        table.start(tensors)
+
+        # Of the whole call: the model, and the mode of torch.
         self.table = table
         self.policy = policy
-        table.start(tensors)
+        self.device = table.device
         self.shared = {id(tensor): name for name, tensor in tensors.items()}
         self.trained = {id(tensor) for tensor in tensors.values() if tensor.requires_grad}
-        self.device = table.device
         self.inference = torch.is_inference_mode_enabled()
-        self.failed = False  # in a flush: rows are missing
+        self.can_run = True  # false if a batch is only scheduled
+
+        # turn(): the example, and what it has done apart from calls.
         self.example: int | None = None
         self.turns: list[tuple[int, int]] = []  # first value of each turn, and the example
-        # The code of all flushes, and where in the user's code each record was made.
-        self.past = self.places_past = np.zeros(0, dtype=np.int32)
-        self.outside: dict[SignatureSite, list[RowContent]] = {}
-        # Rows from outside that were met before, by identity, and numbers by their value;
-        # with their versions, or copies where torch counts no changes.
+        self.suspend: Callable[[Lazy], None] | None = None
+        self.emitted: EmittedValues = {}
+        self.origins: Origins | None = None  # of the example that is recorded, if it is watched
+        self.attributes: dict[int, Tensor] | None = None  # tensors that the model holds
+
+        # outside_row(): rows from outside. All but `scalars` the recorder in C uses as well.
+        # Those that were met before, by identity, with their versions, or copies where torch
+        # counts no changes.
         self.known: dict[int, tuple[Lazy, Tensor, int | Tensor]] = {}
         self.like = table.like
         self.numbers: dict[torch.dtype, dict[Number, Lazy]] = {dtype: {} for dtype in _INTEGERS}
         self.scalars: dict[tuple[torch.dtype, str], Lazy] = {}  # of Python numbers
         self.belonging = self.shared
-        self.unread: list[tuple[Tensor, int]] = []  # since the last flush, with their versions
-        self.emitted: EmittedValues = {}
-        self.values = Values()
-        self.pending = self.past  # where calls begin that have not been run
-        self.rows = np.zeros(0, dtype=np.int64)  # of each row type, as of the last flush
-        self.next_row: dict[int, int] = {}  # of rows from outside since then
+        # Since the last flush: their content, the next row of each row type, and the tensors that
+        # may not change until then, with their versions.
+        self.outside: dict[SignatureSite, list[RowContent]] = {}
+        self.next_row: dict[int, int] = {}
+        self.unread: list[tuple[Tensor, int]] = []
+
+        # plan(): the code of all flushes, and where in the user's code each record was made.
+        self.past = np.zeros(0, dtype=np.int32)
+        self.places_past = np.zeros(0, dtype=np.int32)
+        self.pending = np.zeros(0, dtype=np.int32)  # where calls begin that have not been run
+        self.num_rows = np.zeros(0, dtype=np.int64)  # of each row type, as of the last flush
         # Of rows of any lengths: the first rows from outside of each row type and site.
         self.first_rows: dict[int, dict[SignatureSite, tuple[int, int]]] = {}
+        self.values = Values()
+
+        # flush() and value_of().
         self.run = SessionRun(self)
-        self.flushes = 0
-        self.schedules: list[Steps] = []  # what was run
+        self.failed = False  # in a flush: rows are missing
         self.content: dict[int, Content] = {}  # of values that were read
+
+        # What explain() tells of the call.
+        self.schedules: list[Steps] = []  # of each flush
         self.reads: Counter[tuple[str, int]] = Counter()  # lines that read values
-        self.can_run = True
-        self.origins: Origins | None = None  # of the example that is recorded, if it is watched
-        self.attributes: dict[int, Tensor] | None = None  # tensors that the model holds
         self.replayed = 0  # examples that were not recorded
         self.refusals: Counter[str] = Counter()  # why others are not kept
-        self.suspend: Callable[[Lazy], None] | None = None
 
     def line(self) -> str:
         """Find the line of the user's code that is running."""
@@ -250,7 +245,7 @@ class Session(Recorder):
                 self.table.opened[target] = self.line(), reason
                 return OPEN, reads
             return VARIES, reads
-        site = self.table.by_key[exact] = self._site(exact, target, args, kwargs)
+        site = self.table.by_key[exact] = self._site_of_new_key(exact, target, args, kwargs)
         return site, reads
 
     def number_row(self, number: float, kinds: Sequence[int]) -> Lazy:
@@ -514,7 +509,7 @@ class Session(Recorder):
         """Return the next row of a row type for rows from outside, and reserve a number of them."""
         row = self.next_row.get(kind)
         if row is None:
-            row = int(self.rows[kind]) if kind < self.rows.size else 0
+            row = int(self.num_rows[kind]) if kind < self.num_rows.size else 0
         if rows:
             self.next_row[kind] = row + rows
         return row
@@ -537,7 +532,7 @@ class Session(Recorder):
         expected = "tensors, numbers, strings, slices, and lists, tuples or dicts of them"
         raise mismatch(TypeError, problem, expected, type(argument).__name__, where=self.where())
 
-    def _site(
+    def _site_of_new_key(
         self,
         key: tuple[object, ...],
         target: Callable[..., Any],
@@ -575,14 +570,12 @@ class Session(Recorder):
             problem = f"autobatch: {name}() would change a tensor in place"
             hint = "a new tensor: x = x + y instead of x += y; torch.stack instead of items"
             raise mismatch(RuntimeError, problem, where=self.where(), hint=hint)
-        if getattr(target, "__name__", "") in _OF_MEMORY:
-            problem = (
-                f"autobatch: {target.__name__}() depends on the memory of a value, which has none"
-            )
+        if name in _OF_MEMORY:
+            problem = f"autobatch: {name}() depends on the memory of a value, which has none"
             expected = "a function of its content"
             hint = "new_zeros or zeros_like; torch.stack or torch.cat of what is filled in"
             raise mismatch(TypeError, problem, expected, where=self.where(), hint=hint)
-        if getattr(target, "__name__", "") == "_pack_padded_sequence":
+        if name == "_pack_padded_sequence":
             raise self._packed("autobatch: a sequence is packed inside of the model")
         if kwargs.get("out") is not None:
             problem = f"autobatch: {name_of(target)}(out=...) would change a tensor in place"
@@ -659,7 +652,6 @@ class Session(Recorder):
         self.outside = {}
         self.failed = False
         self.schedules.append(steps)
-        self.flushes += 1
 
     def finish(self, read_later: np.ndarray) -> None:
         """Run the last calls, also those of values that the model keeps; make tensors of these."""
@@ -711,7 +703,7 @@ class Session(Recorder):
 
         steps, left_out = plan(
             Records(sites, code, begins, self.values),
-            self.rows,
+            self.num_rows,
             self.policy,
             alive=np.frombuffer(self.alive(), dtype=np.uint8),
             places=self.places_past,
@@ -727,13 +719,13 @@ class Session(Recorder):
     def _count_rows(self, num_types: int) -> None:
         """Count the rows from outside since the last flush."""
         rows = np.zeros(num_types, dtype=np.int64)
-        rows[: self.rows.size] = self.rows
+        rows[: self.num_rows.size] = self.num_rows
         for kind, next_row in self.next_row.items():
             rows[kind] = next_row
         self.next_row.clear()
         for kind, rows_of_sites in self.first_rows.items():
             rows[kind] += sum(num_rows for _, num_rows in rows_of_sites.values())
-        self.rows = rows
+        self.num_rows = rows
 
     def _without_inputs(self, steps: Steps) -> Steps:
         """Note that the engine is given no rows of any lengths, which the run keeps itself."""
@@ -782,7 +774,7 @@ class Session(Recorder):
 
     def _rows_before(self, kind: int) -> int:
         """Return how many rows of a row type there were at the last flush."""
-        return int(self.rows[kind]) if kind < self.rows.size else 0
+        return int(self.num_rows[kind]) if kind < self.num_rows.size else 0
 
     def outside_sequences(self) -> dict[int, list[tuple[int, Sequences | Groups]]]:
         """Join the rows of any lengths that were recorded since the last flush, by row type."""
@@ -930,3 +922,27 @@ class Session(Recorder):
     def _buffer_of(self, kind: int) -> int:
         lengths = self.table.lengths
         return lengths.buffer_of(kind) if lengths.types else kind
+
+
+# What functions and frames are.
+
+
+def _is_in_place(function: Callable[..., Any]) -> bool:
+    name = getattr(function, "__name__", "")
+    return (name.endswith("_") and not name.endswith("__")) or name in _IN_PLACE
+
+
+_OF_MEMORY = {"new", "new_empty", "new_empty_strided", "empty_like", "empty_permuted"}
+_OF_MEMORY |= {"as_strided", "as_strided_copy", "as_strided_scatter"}
+_IN_PLACE = {f"__{name}__" for name in ("iand", "ior", "ixor", "ilshift", "irshift", "setitem")}
+
+# Frames that are not the user's code.
+_LIBRARY = tuple(str(Path(str(module.__file__)).parent) for module in (lazy, torch, jaxtyping, np))
+_STANDARD = sysconfig.get_path("stdlib")
+
+
+@cache
+def is_library(filename: str) -> bool:
+    """Return whether a file is not the user's."""
+    standard = filename.startswith(_STANDARD) and "site-packages" not in filename
+    return standard or filename.startswith(_LIBRARY)

@@ -272,12 +272,12 @@ class SignatureTable:
         finally:
             ACTIVE.session = recording
             ACTIVE.examining = ""
-        site = self._site(spec, module, examined, name, where)
+        site = self._build_site(spec, module, examined, name, where)
         self.sites.append(site)
         self.lengths.made(site)
         return site
 
-    def _site(
+    def _build_site(
         self, spec: Spec, module: nn.Module | None, examined: Examined, name: str, where: str
     ) -> SignatureSite:
         outputs = [leaf for leaf in examined.leaves if isinstance(leaf, TensorType)]
