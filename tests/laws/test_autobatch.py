@@ -67,8 +67,11 @@ class Part(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.factor, self.kept, self.cache = 1.0, list[Any](), dict[str, Any]()
-        self.weight, self.drop = nn.Parameter(torch.ones(3)), nn.Dropout(0.0)
+        self.factor = 1.0
+        self.kept = list[Any]()
+        self.cache = dict[str, Any]()
+        self.weight = nn.Parameter(torch.ones(3))
+        self.drop = nn.Dropout(0.0)
         self.act: nn.Module = nn.Identity()
         self.register_buffer("shift", torch.zeros(3))
 
@@ -81,9 +84,12 @@ def model_of(function: Forward, inner: Forward | None = None) -> Any:
     """Create a model of a function; its part ``inner`` is another one that knows the others."""
     torch.manual_seed(0)
     model: Any = Wrap(function, part=Part(), layer=nn.Linear(3, 3), other=nn.Linear(3, 3))
-    model.gru, model.attention = nn.GRU(1, 2), nn.MultiheadAttention(4, 2)
+    model.gru = nn.GRU(1, 2)
+    model.attention = nn.MultiheadAttention(4, 2)
     model.deep = nn.GRU(1, 2, 2, dropout=0.5)
-    model.kept, model.cache, model.last = [], {}, None
+    model.kept = []
+    model.cache = {}
+    model.last = None
     model.register_buffer("buffer", torch.zeros(3))
     if inner is not None:
         model.inner = Wrap(lambda m, x: inner(m.others[0], x), gru=model.gru)
@@ -100,9 +106,9 @@ def holders(value: Any, seen: set[int] | None = None) -> list[Any]:
     parts = [*getattr(value, "__dict__", {}).values()]
     parts += value.values() if isinstance(value, dict) else ()
     parts += value if isinstance(value, list | tuple | set) else ()
-    return [] if callable(value) and not isinstance(value, nn.Module) else [
-        found for part in parts for found in holders(part, seen)
-    ]  # fmt: skip
+    if callable(value) and not isinstance(value, nn.Module):
+        return []
+    return [lazy_value for part in parts for lazy_value in holders(part, seen)]
 
 
 def refused(error: Exception) -> bool:
@@ -111,18 +117,19 @@ def refused(error: Exception) -> bool:
 
 def check_law(make: Callable[[], Any], calls: int = 2) -> bool:
     """Compare each of several calls with the plain loop; return whether all were run."""
-    plain, model = make(), autobatch(make())
+    plain = make()
+    model = autobatch(make())
     for _ in range(calls):
         expected = torch.stack([plain(x) for x in ROWS])
         try:
-            found = model(ROWS)
+            batched = model(ROWS)
         except Exception as error:
             assert refused(error), error
             return False
         finally:
             assert not holders(model.plain)
-        torch.testing.assert_close(found, expected)
-        for each, y in (model, found), (plain, expected):
+        torch.testing.assert_close(batched, expected)
+        for each, y in (model, batched), (plain, expected):
             each.zero_grad()
             y.sum().backward(retain_graph=True)
         torch.testing.assert_close(model.layer.weight.grad, plain.layer.weight.grad)

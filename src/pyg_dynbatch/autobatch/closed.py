@@ -1,8 +1,8 @@
 """Find out whether a module that is written for one example may be called on stacked rows.
 
 It may if it is *closed*: run on one row, on 3 and on 67 stacked rows, it calls the same functions
-of torch with the same static arguments, and of each the table (:mod:`operations`) says that the
-same call on stacked rows is right. What holds for each of them holds for their composition. The
+of torch with the same static arguments, and of each the table (``table/functions.py``) says that
+the same call on stacked rows is right. What holds for each of them holds for their composition. The
 module is tried on a twin, with rows that have no content, so that neither its values nor its state
 have a part in this, and nothing of it changes.
 """

@@ -146,18 +146,24 @@ def _loop(
     def next_state(result: object) -> Sequence[TensorOrLazy]:
         return _next_state(result, shape)
 
-    condition, of_condition = Body.of(
+    condition, condition_outputs = Body.of(
         operands,
         "the condition of while_loop",
         cond_fn,
         arguments,
         lambda result: [_condition(result)],
     )
-    body, of_body = Body.of(operands, "the body of while_loop", body_fn, arguments, next_state)
-    key = (while_loop, size, most, tuple(condition.code), of_condition, tuple(body.code), of_body)
+    body, body_outputs = Body.of(operands, "the body of while_loop", body_fn, arguments, next_state)
+    recorded = (tuple(condition.code), condition_outputs, tuple(body.code), body_outputs)
+    key = (while_loop, size, most, *recorded)
 
     def make() -> Loop:
-        return Loop(program_of(condition, of_condition), program_of(body, of_body), size, most)
+        return Loop(
+            condition=program_of(condition, condition_outputs),
+            body=program_of(body, body_outputs),
+            width=size,
+            most=most,
+        )
 
     results = record_own(session, key, make, operands.values)
     return unflattened(results, shape.structure)
@@ -196,13 +202,17 @@ def _choose(
             )
         return tensors
 
-    if_true, of_true = Body.of(rows, "true_fn of cond", true_fn, arguments, tensors_in)
-    if_false, of_false = Body.of(rows, "false_fn of cond", false_fn, arguments, tensors_in)
-    key = (_choose, tuple(if_true.code), of_true, tuple(if_false.code), of_false)
+    if_true, true_outputs = Body.of(rows, "true_fn of cond", true_fn, arguments, tensors_in)
+    if_false, false_outputs = Body.of(rows, "false_fn of cond", false_fn, arguments, tensors_in)
+    key = (_choose, tuple(if_true.code), true_outputs, tuple(if_false.code), false_outputs)
 
     def make() -> Choice:
         types = tuple(filter(None, shapes[0].types))
-        return Choice(program_of(if_true, of_true), program_of(if_false, of_false), types)
+        return Choice(
+            if_true=program_of(if_true, true_outputs),
+            if_false=program_of(if_false, false_outputs),
+            types=types,
+        )
 
     results = record_own(session, key, make, [as_row(session, choice), *rows.values])
     return unflattened(results, shapes[0].structure)

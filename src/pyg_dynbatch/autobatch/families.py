@@ -1,4 +1,9 @@
-"""Calls on rows of any lengths, and how those of all lengths are made at once."""
+"""Calls on rows of any lengths, and how those of all lengths are made at once.
+
+A :class:`Family` stands for the signatures that differ in lengths alone, its members, such as
+``Embedding(int64[7])`` and ``Embedding(int64[9])``. A :class:`Recipe` makes the calls of all its
+members at once; without one they are made length by length, each by its own member.
+"""
 
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -41,10 +46,13 @@ _HALF = (torch.float16, torch.bfloat16)
 
 
 class VaryingType(NamedTuple):
-    """The type of rows that differ in the length of some axes."""
+    """The type of rows that differ in the length of some axes.
+
+    That of sentences ``[word, channel]`` of 8 channels has the shape ``(None, 8)``.
+    """
 
     dtype: torch.dtype
-    shape: tuple[int | None, ...]  # without a number for these axes
+    shape: tuple[int | None, ...]  # None for these axes
 
     @classmethod
     def all_of(cls, row_type: TensorType) -> "Iterator[VaryingType]":
@@ -150,7 +158,7 @@ class Family:
         self.recipe = recipe
         self.inputs = inputs
         self.expected = results
-        # Forms, by the shape of each argument that differs in length.
+        # Forms, by the shape of each argument, None for one of a fixed shape: ((7,),) and ((9,),).
         self.members: dict[tuple[tuple[int, ...] | None, ...], Form] = {}
 
     def __call__(self, *arguments: AnyRows) -> tuple[AnyRows, ...]:

@@ -1,8 +1,9 @@
 """Choose how a call that is written for one example is run on stacked rows.
 
-Functions of torch and layers have their form in a table (:mod:`operations`, :mod:`layers`); other
-functions run through ``torch.vmap``, or on one row after the other. Other modules are called on
-stacked rows if they are closed (:mod:`closed`); else their inside is recorded.
+Functions of torch and layers have their form in a table (``table/functions.py``,
+``table/layers.py``); other functions run through ``torch.vmap``, or on one row after the other.
+Other modules are called on stacked rows if they are closed (``closed.py``); else their inside is
+recorded.
 """
 
 import warnings
@@ -43,7 +44,8 @@ class Examined(NamedTuple):
     Args:
         form: Takes the stacked rows; returns the result of the call, with a batch axis.
         way: ``"direct"`` (the call itself), ``"fast"`` (a form of its own), ``"vmap"``,
-            ``"one by one"``, ``"ragged"``, or ``"rows"``.
+            ``"one by one"``, ``"ragged"`` (takes any number of rows per call), or ``"rows"`` (a
+            loop, a branch or an operation of stacks).
         leaves: For each leaf of the result its tensor type, or the object itself.
         structure: Structure of the result.
         is_view: Whether the result may share memory with an argument.
@@ -71,7 +73,7 @@ class Sample(NamedTuple):
 
 @runtime_checkable
 class RowCall(Protocol):
-    """A call of a function or module, which takes rows."""
+    """A call of a function or module, which takes rows; ``signatures.py`` makes them."""
 
     target: Callable[..., Any]
 

@@ -302,6 +302,9 @@ def _rebinding(method_name: str, symbol: str) -> Callable[[Lazy, object], Lazy]:
     return method
 
 
+# The methods and properties of values, by name: what is known is answered, what reads a value
+# flushes, what changes one in place is refused, and all else is recorded.
+
 _NOT_COMPUTED = (
     "data_ptr", "storage", "untyped_storage", "backward", "register_hook", "retain_grad", "grad",
 )  # fmt: skip
@@ -314,11 +317,13 @@ _KNOWN = (
 _OTHER = (  # of tensors; iterating makes views
     "device", "requires_grad", "is_leaf", "is_cuda", "is_cpu", "get_device", "__len__", "__iter__",
 )  # fmt: skip
+
 METADATA = {getattr(torch, name) for name in _KNOWN if callable(getattr(torch, name, None))}
 for _func in (getattr(torch.Tensor, name) for name in (*_KNOWN, *_OTHER)):
     METADATA.add(_func if callable(_func) else _func.__get__)
 METADATA |= {torch.result_type, torch.Tensor.is_inference}
 METADATA.add(torch.Tensor._version.__get__)  # type: ignore[attr-defined]
+
 COMPARISONS: set[Callable[..., Any]] = {
     torch.equal,
     torch.allclose,
@@ -327,6 +332,7 @@ COMPARISONS: set[Callable[..., Any]] = {
 }
 """Functions that read values, and return a Python boolean."""
 COMPARISONS |= {torch.is_nonzero, torch.Tensor.is_nonzero}
+
 for _name in _KNOWN:
     setattr(Lazy, _name, _known(_name))
 for _func in COMPARISONS:
@@ -339,6 +345,7 @@ for _name in dir(torch.Tensor):
         setattr(Lazy, _name, _refuse(f"{_name}()"))
     elif callable(_func) and _name not in _NOT_COMPUTED:
         setattr(Lazy, _name, Method(_func))
+
 _PROPERTIES = {
     "T": torch.Tensor.t, "H": torch.Tensor.adjoint,
     "mH": torch.Tensor.adjoint, "data": torch.Tensor.detach, "real": torch.real,
@@ -347,9 +354,11 @@ _PROPERTIES = {
 for _name, _func in _PROPERTIES.items():
     setattr(Lazy, _name, property(Method(_func)))
 Lazy.mT = property(lambda self: self.transpose(-2, -1))  # type: ignore[attr-defined]
+
 _SYMBOLS = ["+", "-", "*", "/", "//", "%", "**", "@", "&", "|", "^", "<<", ">>"]
 for _name, _symbol in zip(OPERATORS, _SYMBOLS, strict=True):
     setattr(Lazy, f"__i{_name}__", _rebinding(f"__{_name}__", _symbol))
+
 _item = vars(RecordedValue)["__getitem__"]
 
 
@@ -361,6 +370,9 @@ def _get_item(self: Lazy, index: object) -> object:
 
 
 setattr(Lazy, "__getitem__", _get_item)  # noqa: B010 - whose methods are those of C
+
+# What the recorder has to know of this file and of torch.
+
 # Of them equal objects need not be the same one.
 _CONSTANTS = frozenset({complex, bytes, type(...), torch.dtype, torch.device, torch.layout})
 _CONSTANTS |= {torch.memory_format}

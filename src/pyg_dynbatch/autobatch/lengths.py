@@ -36,13 +36,18 @@ class Lengths:
 
     def __init__(self, table: "SignatureTable") -> None:
         self.table = table
-        self.types: dict[VaryingType, int] = {}  # the row type of its buffer
-        self.buffers: dict[int, VaryingType] = {}  # the reverse
+        # Varying types, with the row type of the buffer of each; and the reverse.
+        self.types: dict[VaryingType, int] = {}
+        self.buffers: dict[int, VaryingType] = {}
+
+        # How row types are found to vary.
         self._sizes = defaultdict[VaryingType, set[int]](set)  # that were seen
         self._vectors = set[int]()  # row types of vectors of examples
         self._fixed = set[int]()  # these, and those that calls on rows of fixed shapes return
         self._type_of_kind: list[VaryingType | None] = []
         self._has_new_types = False
+
+        # The families of signatures.
         self._recipes: dict[tuple[object, ...], Recipe] = {}  # by keys without lengths
         # The results of one length, by these keys.
         self._leaves: dict[tuple[object, ...], Sequence[object]] = {}
@@ -57,13 +62,14 @@ class Lengths:
             self._targets.clear()
             self._fixed = self._vectors.copy()
             self._type_of_kind.clear()
+            # Until nothing changes: results of fixed rows are fixed, and so are results of these.
             while any([self._fix_results(site) for site in self.table.sites]):
                 pass
 
     def see(self, row_type: TensorType) -> None:
         """Note the shape of a tensor of an example."""
         if len(row_type.shape) < 2 and has_gradient(row_type.dtype):
-            # Their widths differ from layer to layer.
+            # Features, whose widths differ from layer to layer, and no sentences.
             kind = self.table.outside_of(row_type).kinds[0]
             self._vectors.add(kind)
             self._has_new_types |= self._fix([kind])

@@ -190,7 +190,10 @@ class AutoBatch(nn.Module):
     def _recorded(
         self, session: Session, examples: list[Any], end: Callable[[Outcome], _Ended]
     ) -> _Ended:
-        """Record the examples, or replay them; return what ``end`` makes of it."""
+        """Record the examples, or replay them; return what ``end`` makes of it.
+
+        It is called before the model is restored, which may hold values that are computed then.
+        """
         keyed = [example_of(value) if self.cache else Example(value) for value in examples]
         if self.cache and (replayed := _replayed(session, keyed)) is not None:
             return end(replayed)

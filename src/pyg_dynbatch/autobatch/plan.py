@@ -42,16 +42,17 @@ def plan(
     if read_later is not None:
         kept[:] = 0
         kept[read_later] = 1
-    calls = _merged(records)
+    calls = _calls_of(records)
     is_left_out = _left_out(calls, kept, read_now, read_later)
     left_out = calls.member[is_left_out]
     if left_out.size:
-        calls = _merged(records._replace(begins=calls.member[~is_left_out]))
+        calls = _calls_of(records._replace(begins=calls.member[~is_left_out]))
     return _steps(calls, kept, places, policy, rows), left_out
 
 
-def _merged(records: Records) -> Calls:
-    # Numbers that were met before are one value already.
+def _calls_of(records: Records) -> Calls:
+    """Decode records into calls."""
+    # Equal calls are not looked for: a constant that was met before is one value already.
     calls, _ = scheduling.merge(records, Constants.none(records.sites), merge_equal=False)
     return calls
 

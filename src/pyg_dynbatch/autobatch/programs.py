@@ -253,9 +253,9 @@ class _BodyRecord:
     def __init__(self, table: SignatureTable, record: DecodedRecord) -> None:
         self.site: SignatureSite = table.sites[record.number]
         self.results = range(record.begin, record.begin + len(self.site.kinds))
-        self.may_join = False
+        self.may_join = False  # with others of its site, as reads of stacks do
         self.reads = list[int]()
-        self.lengths = list[int]()
+        self.lengths = list[int]()  # of its ragged arguments
         if (spec := self.site.spec) is not None:
             self.may_join = isinstance(spec.target, Own) and spec.target.joined(2) is not None
             self.reads += chain(*record.arguments)

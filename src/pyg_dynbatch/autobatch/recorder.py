@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class RecordedValue:
-    """The number and row type of one value of one example."""
+    """The number of one value of one example, and that of its row type in the table."""
 
     __slots__ = ("_kind", "_number", "_session")
 
@@ -46,9 +46,9 @@ class RecordedValue:
         kwargs: dict[str, object] | None = None,
     ) -> object:
         """Record a call of a torch function."""
-        if func in _known["metadata"]:
-            return _known["answer"](func, args, *([kwargs] if kwargs else ()))
-        session = active_recorder() or _known["no_session"](func)
+        if func in _from_setup["metadata"]:
+            return _from_setup["answer"](func, args, *([kwargs] if kwargs else ()))
+        session = active_recorder() or _from_setup["no_session"](func)
         return session.call(func, args, kwargs)
 
 
@@ -63,7 +63,7 @@ class Method:
 
     def __call__(self, *args: object, **kwargs: object) -> object:
         """Record a call."""
-        session = active_recorder() or _known["no_session"](self.__wrapped__)
+        session = active_recorder() or _from_setup["no_session"](self.__wrapped__)
         return session.call(self.__wrapped__, args, kwargs)
 
 
@@ -102,9 +102,10 @@ class Recorder:
         self._needs_grad = bytearray()
         self._is_view = bytearray()
         self.met: dict[int, tuple[int, bool]] = {}  # parameters that were met before
-        # Values by dtype and number, or None if numbers are watched.
+        # Values by dtype and number, and parameters and buffers by identity. Where they are None,
+        # as in the body of a loop, C leaves all tensors from outside to :class:`Session`.
         self.numbers: dict[torch.dtype, dict[float, Lazy]] | None = None
-        self.belonging: dict[int, str] | None = None  # parameters and buffers by identity
+        self.belonging: dict[int, str] | None = None
         self.watcher: CodeType | None = None  # code of the mode that watches an example
 
     @property
@@ -154,7 +155,7 @@ class Recorder:
             self._is_view[number] = 1
 
         first = self.base + begin
-        results = [_known["lazy"](self, first + n, kind) for n, kind in enumerate(kinds)]
+        results = [_from_setup["lazy"](self, first + n, kind) for n, kind in enumerate(kinds)]
         return results[0] if build is None else build(results)
 
     def row_of(self, tensor: torch.Tensor) -> "Lazy | None":
@@ -196,13 +197,14 @@ class Recorder:
         self._needs_grad[number] = 1
 
 
-_known: dict[str, Any] = {}
+# What lazy.py, which imports this file, gives to setup().
+_from_setup: dict[str, Any] = {}
 _local = threading.local()
 
 
 def setup(**names: Any) -> None:
     """Take the types and functions that recording needs."""
-    _known.update(names)
+    _from_setup.update(names)
 
 
 def activate(recorder: "Session | None") -> None:
@@ -217,7 +219,7 @@ def active_recorder() -> "Session | None":
 
 def intercepted(cls: type) -> Callable[..., Any]:
     """Return a method that records calls of a class of modules."""
-    return recorded_call(_known["call_module"])
+    return recorded_call(_from_setup["call_module"])
 
 
 ClassInfo = type | UnionType | tuple["ClassInfo", ...]
@@ -226,8 +228,8 @@ ClassInfo = type | UnionType | tuple["ClassInfo", ...]
 
 def is_instance(value: object, classes: ClassInfo) -> bool:
     """Return what ``isinstance`` does, where lazy values are tensors."""
-    is_lazy = type(value) is _known["lazy"] and classes is not _known["lazy"]
-    return _isinstance(_known["like"] if is_lazy else value, classes)
+    is_lazy = type(value) is _from_setup["lazy"] and classes is not _from_setup["lazy"]
+    return _isinstance(_from_setup["like"] if is_lazy else value, classes)
 
 
 _isinstance = isinstance
@@ -267,6 +269,7 @@ for _name in SPECIAL:
         is_equality = _name in ("__eq__", "__ne__")
         setattr(RecordedValue, _name, _comparison(_target) if is_equality else Method(_target))
 
+# From here on, what C has in place of the definitions above.
 if (native := extension()) is not None:
     RecordedValue, Method, Snapshot = native.Value, native.Method, native.Snapshot  # type: ignore[misc]
     Lookup, Recorder = native.Lookup, native.Recorder  # type: ignore[misc]

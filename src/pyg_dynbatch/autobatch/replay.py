@@ -26,7 +26,10 @@ class Replay(NamedTuple):
 
 
 def record(session: Session, plain: Callable[[Any], object], example: Example) -> object:
-    """Record an example unless what one of its structure has recorded is kept."""
+    """Record an example unless what one of its structure has recorded is kept.
+
+    Without a cache, an example has neither a key nor a problem, and is always recorded.
+    """
     entry = session.table.cache.find(example)  # an example of this batch may have added it
     if isinstance(entry, Kept):
         return Replay(entry, example.tensors)
@@ -41,6 +44,7 @@ def record(session: Session, plain: Callable[[Any], object], example: Example) -
         session.refusals[reason] += 1
     if session.can_run:
         return plain(example.value)
+    # Watched for what a batch that is only scheduled refuses.
     with watched(Origins(session, example, reason or "there is no cache")):
         return plain(example.value)
 

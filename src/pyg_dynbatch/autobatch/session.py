@@ -175,6 +175,7 @@ class Session(Recorder):
         sites = self.table.recorded
         code = self.past[: self.base]
         begins = begins_of(sites, code)
+        # The results of a record are the values from its begin on.
         places = np.arange(sites.most_results)
         values = begins[:, None] + places
         rows = self.values.row[np.minimum(values, self.base - 1)]
@@ -304,7 +305,10 @@ class Session(Recorder):
         target: Callable[..., Any],
         depth: int = 0,
     ) -> bool:
-        """Append an argument to a key, and its values to the reads; false for Python objects."""
+        """Append an argument to a key, and its values to the reads; false for Python objects.
+
+        ``signatures.py`` begins with what keys look like.
+        """
         cls = type(argument)
         if cls is Lazy:
             if argument._session is not self:
@@ -461,6 +465,7 @@ class Session(Recorder):
         self._check_device(tensor)
 
     def _append_row(self, tensor: Tensor, content: RowContent) -> Lazy:
+        """Record a new row from outside, of the type of a tensor."""
         site = self.table.outside_like(tensor)
         self.outside.setdefault(site, []).append(content)
         return self._outside_value(site, tensor)
@@ -765,6 +770,7 @@ class Session(Recorder):
             rows_of_sites[site] = first, sum(map(_num_rows, contents))
             shift_of_site[site.number] = first - self._rows_before(kind)
 
+        # The record of a row from outside is its site and the number of the row.
         sites = code[begins]
         places_of_rows = begins[shift_of_site[sites] != 0] + 1
         shifts = shift_of_site[code[places_of_rows - 1]]

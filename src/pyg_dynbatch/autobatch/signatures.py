@@ -1,8 +1,15 @@
 """Everything that calls with one signature have in common, and how they are run on many rows.
 
-A *key* is what a session builds from a call, with row types as numbers of its table. A
-:class:`Spec` is the same with row types written out, so that it can be pickled. A
-:class:`SignatureSite` is a spec in a table, with the number that records use and the types of its
+A *key* is what a session builds from a call: the target, and tokens for its arguments. A row is the
+number of its type in the table; a number is ``(int, 2)``; kwargs are a name and a token. A
+:class:`Spec` has the same key with types written out, so that it can be pickled, and the arguments
+as a template. For ``torch.cat([h, self.start])`` of a row ``h`` of type number 1, ``float32[4]``::
+
+    key            (torch.cat, (list, 2), 1, Shared("start"))
+    spec.key       (torch.cat, (list, 2), float32[4], Shared("start"))
+    spec.template  (([ROW, Shared("start")],), {})
+
+A :class:`SignatureSite` is a spec in a table, with the number that records use and the types of its
 results; rows from outside have a site without a spec. Its ``Signature`` is what the engine calls.
 """
 
@@ -117,7 +124,7 @@ class Own:
         raise NotImplementedError
 
     def joined(self, calls: int) -> "Own | None":
-        """Return the target that makes several calls at once, if there is one."""
+        """Return the target that makes several calls at once, if there is one, as of stacks."""
 
 
 Build = Callable[[Sequence[Lazy]], Any]
@@ -154,6 +161,7 @@ class SignatureSite:
 NOTE = "  in autobatch: "
 """Begins the note that says where an error of the user's own code was raised."""
 
+# Their numbers are those of native/recorder.h.
 OPEN = SignatureSite(-1, ())
 """The site of modules whose inside is recorded."""
 VARIES = SignatureSite(-3, ())
@@ -168,27 +176,34 @@ class SignatureTable:
     """
 
     def __init__(self, model: nn.Module) -> None:
+        # The model.
         self.modules = dict(model.named_modules())
         self.path = {id(module): path for path, module in self.modules.items()}
         self.tensors: dict[str, Tensor] = {}  # parameters and buffers of the current call
         self.device = torch.device("cpu")  # of these
-        self.sites: list[SignatureSite] = []
-        self.by_key: dict[tuple[object, ...], SignatureSite] = {}
-        self.lookup = Lookup()  # the same in C
-        self.shared: dict[Shared, int] = {}
-        self.by_spec: dict[Spec, SignatureSite] = {}
+        self.state = State(self.modules)
+        self.opened: dict[nn.Module, tuple[str, str]] = {}  # where first, and why
+
+        # Row types, and the sites of rows from outside by their types.
         self.row_types: list[TensorType] = []
         self.samples: list[Tensor] = []  # of each row type, without content
-        self.outside: dict[TensorType, SignatureSite] = {}  # the site of rows from outside
-        self.like: dict[tuple[torch.Size, torch.dtype], SignatureSite] = {}  # the same
-        self.engine = Engine(Operations()).float()  # whose rows have the dtypes of their types
-        self.opened: dict[nn.Module, tuple[str, str]] = {}  # where first, and why
-        self.state = State(self.modules)
-        self.cache = Cache()
-        self.lengths = Lengths(self)
+        self.outside: dict[TensorType, SignatureSite] = {}
+        self.like: dict[tuple[torch.Size, torch.dtype], SignatureSite] = {}  # the same, for C
+
+        # All sites, and those of calls by what is known of them.
+        self.sites: list[SignatureSite] = []
+        self.by_key: dict[tuple[object, ...], SignatureSite] = {}
+        self.by_spec: dict[Spec, SignatureSite] = {}
+        self.lookup = Lookup()  # by_key in C
+        self.shared: dict[Shared, int] = {}  # numbers, which stand for them in C
         self.numbers = NumberArguments(self.samples)
-        self.names = Counter[str]()  # how many more operations have a name than one
+        self.lengths = Lengths(self)
         self._recorded = Sites()
+
+        # What the calls run, and what examples have recorded.
+        self.engine = Engine(Operations()).float()  # whose rows have the dtypes of their types
+        self.names = Counter[str]()  # how many more operations have a name than one
+        self.cache = Cache()
 
     def start(self, tensors: Mapping[str, Tensor]) -> None:
         """Take the parameters and buffers of a session, and the model as it is."""

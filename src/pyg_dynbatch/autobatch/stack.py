@@ -278,7 +278,7 @@ class StackType:
 _KNOWN_TYPES: dict[StackType, StackType] = {}
 
 
-NODES[Stack] = attrgetter("_type")
+NODES[Stack] = attrgetter("_type")  # a stack is a node with one leaf: its top
 _POINTER = GetAttrKey("pointer")
 register_pytree_node(
     Stack,

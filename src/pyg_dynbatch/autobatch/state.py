@@ -77,7 +77,8 @@ class Conditions(NamedTuple):
 class WatchedModule:
     """A module of the model, and what it was when a call of it was recorded.
 
-    take() at the first call of a batch → is_same() at further calls, and before all of them run
+    judge() when its signature is new → take() at the first call of a batch → is_same() at further
+    calls, and before all of them run
     """
 
     def __init__(self, path: str, module: nn.Module) -> None:

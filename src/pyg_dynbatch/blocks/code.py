@@ -196,12 +196,13 @@ class ModelCode:
 
     def function_of(self, block: Block) -> str:
         """Name the separate function of a block."""
-        key = ("function", id(block))
-        name = f"f{len(self._functions)}"
-        code = self.unique(key, lambda: Code(self, name))
-        if code.function == name:
+
+        def make() -> Code:
+            code = Code(self, f"f{len(self._functions)}")
             self._functions.append((code, block))
-        return code.function
+            return code
+
+        return self.unique(("function", id(block)), make).function
 
     def finish(self, root: "Code", result_type: ResultType) -> CompiledSource:
         """Write all functions that are still missing, and put the source together."""

@@ -62,6 +62,7 @@ class Tracer:
     ) -> tuple[Recording, Any]:
         """Record the calls of one example; also return the output, with numbers of values."""
         source = self.source
+        # Lists and dictionaries that the written code fills; cut() empties the lists of records.
         code, data, metrics, labels, root, cut = self._begin()
         recording = Recording(
             source.site_table, np.zeros(0, np.int32), model=source.fingerprint, result=labels
