@@ -142,7 +142,7 @@ def _mapped_inside(session: Session, operations: Sequence[OperationUse]) -> dict
     for site in session.table.sites:
         if site.signature is None or site.spec is None or site.signature.name not in names:
             continue
-        for spec in site.spec.parts():
+        for spec in site.spec.walk():
             inner = session.table.by_spec[spec]
             if inner is site or inner.signature is None or inner.examined is None:
                 continue

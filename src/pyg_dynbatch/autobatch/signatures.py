@@ -106,11 +106,11 @@ class Spec:
         """The type of each argument that is one row."""
         return [input_type for input_type in self.inputs if isinstance(input_type, TensorType)]
 
-    def parts(self) -> Iterator["Spec"]:
+    def walk(self) -> Iterator["Spec"]:
         """List the signature itself, and all inside."""
         yield self
         for each in self.inside:
-            yield from each.parts()
+            yield from each.walk()
 
 
 class Own:
