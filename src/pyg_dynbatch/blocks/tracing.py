@@ -97,8 +97,8 @@ class Tracer:
             site = self.source.sites[number]
             if site.site.kind == INPUT:
                 row_type = site.row_type
-                least = recording.num_inputs.get(row_type, 0)
-                recording.num_inputs[row_type] = max(least, _num_rows(site, items))
+                before = recording.num_inputs.get(row_type, 0)
+                recording.num_inputs[row_type] = max(before, _num_rows(site, items))
             else:
                 rows = _constants(site, items)
                 recording.data.setdefault(number, []).append((rows,))
@@ -232,7 +232,11 @@ class BlockResult:
 
 
 def named_terminals(result_type: ResultType, result: object) -> list[tuple[str, Any]]:
-    """List the terminals in the root's output with the outputs they belong to; "" for objects."""
+    """List the terminals in the root's output with the outputs they belong to; "" for objects.
+
+    Each tensor is an output of its own, ``output_0``; where their number differs, as in a sequence,
+    those of one type are one output, ``output:float32[3]``.
+    """
     terminals: list[tuple[str, Any]] = []
     numbers = count()
 
