@@ -20,17 +20,22 @@ struct order {
     int32_t *group, *depth, *sorted;    /* of each call; all calls by group, then by depth */
     int32_t *waiting, *next, *by_depth; /* of each call: reads, the next that is ready, its step */
     int32_t *first_user, *user;         /* the calls of its group that read the results of a call */
-    int32_t *group_of_kind, *ready, *number, *left; /* of each kind */
-    double *depth_left;
+    int32_t *group_of_kind;
+    int32_t *kinds_at_depth, *step_of_kind; /* by depth: the kinds of one depth, sorted */
+    int32_t *ready, *left; /* by the agenda: of each kind, its first ready call, its calls left */
+    double *depth_left;    /* and the sum of their depths */
 };
 
 /* Sorts calls by group, then by depth. */
 static int sort_calls(struct order *o, int32_t groups)
 {
-    int32_t *const level = new_array(&o->arena, groups + 1, sizeof *level); /* the first of each */
-    int32_t *const first = new_array(&o->arena, o->calls + 1, sizeof *first); /* of each level */
+    /* The levels of all groups are numbered in a row: `level` has the first one of each group, and
+       `first` the place of the first call of each level in `sorted`. */
+    int32_t *const level = new_array(&o->arena, groups + 1, sizeof *level);
+    int32_t *const first = new_array(&o->arena, o->calls + 1, sizeof *first);
     if (o->arena.is_exhausted)
         return -1;
+
     for (int64_t call = 0; call < o->calls; call++) {
         const int32_t group = o->group_of_kind[o->graph.kind[call]];
         o->group[call] = group;
@@ -39,10 +44,12 @@ static int sort_calls(struct order *o, int32_t groups)
     }
     for (int32_t group = 0; group < groups; group++)
         level[group + 1] += level[group];
+
     for (int64_t call = 0; call < o->calls; call++)
         first[level[o->group[call]] + o->depth[call] + 1]++;
     for (int32_t each = 0; each < level[groups]; each++)
         first[each + 1] += first[each];
+
     for (int64_t call = 0; call < o->calls; call++)
         o->sorted[first[level[o->group[call]] + o->depth[call]]++] = (int32_t)call;
     return 0;
@@ -55,22 +62,24 @@ static int32_t go_by_depth(struct order *o, int64_t first, int64_t last, int32_t
         int64_t kinds = 0;
         const int32_t depth = o->depth[o->sorted[first]];
         for (end = first; end < last && o->depth[o->sorted[end]] == depth; end++)
-            o->number[o->graph.kind[o->sorted[end]]] = -1;
-        for (int64_t each = first; each < end; each++) { /* the kinds, sorted */
+            o->step_of_kind[o->graph.kind[o->sorted[end]]] = -1;
+
+        for (int64_t each = first; each < end; each++) {
             const int32_t kind = o->graph.kind[o->sorted[each]];
             int64_t place = kinds;
-            if (o->number[kind] != -1)
+            if (o->step_of_kind[kind] != -1)
                 continue;
-            o->number[kind] = 0;
-            for (; place > 0 && o->left[place - 1] > kind; place--)
-                o->left[place] = o->left[place - 1];
-            o->left[place] = kind;
+            o->step_of_kind[kind] = 0; /* it is listed */
+            for (; place > 0 && o->kinds_at_depth[place - 1] > kind; place--)
+                o->kinds_at_depth[place] = o->kinds_at_depth[place - 1];
+            o->kinds_at_depth[place] = kind;
             kinds++;
         }
+
         for (int64_t each = 0; each < kinds; each++)
-            o->number[o->left[each]] = step++;
+            o->step_of_kind[o->kinds_at_depth[each]] = step++;
         for (int64_t each = first; each < end; each++)
-            o->by_depth[o->sorted[each]] = o->number[o->graph.kind[o->sorted[each]]];
+            o->by_depth[o->sorted[each]] = o->step_of_kind[o->graph.kind[o->sorted[each]]];
     }
     return step;
 }
@@ -93,6 +102,7 @@ static int32_t go_by_agenda(struct order *o, int64_t first, int64_t last, int32_
             o->ready[kind] = call;
         }
     }
+
     for (int64_t left = last - first; left > 0; step++) {
         int64_t best = -1;
         double shallowest = 0;
@@ -104,6 +114,7 @@ static int32_t go_by_agenda(struct order *o, int64_t first, int64_t last, int32_
                     shallowest = mean;
                 }
             }
+
         int32_t call = o->ready[best];
         o->ready[best] = -1;
         for (int32_t next; call >= 0; call = next, left--) {
@@ -123,7 +134,8 @@ static int32_t go_by_agenda(struct order *o, int64_t first, int64_t last, int32_
     return step;
 }
 
-/* Lists the calls of the same group that read the results of each call. */
+/* Lists the calls of the same group that read the results of each call. The first pass counts them,
+   the second lists them: meanwhile those of a call go from `first_user[call + 1]` on. */
 static int list_users(struct order *o)
 {
     o->first_user = new_array(&o->arena, o->calls + 2, sizeof *o->first_user);
@@ -178,7 +190,8 @@ static int make_room(struct order *o)
 {
     int32_t **const of_calls[] = {&o->group,   &o->depth, &o->sorted,
                                   &o->waiting, &o->next,  &o->by_depth};
-    int32_t **const of_kinds[] = {&o->group_of_kind, &o->ready, &o->number, &o->left};
+    int32_t **const of_kinds[] = {&o->group_of_kind, &o->kinds_at_depth, &o->step_of_kind,
+                                  &o->ready, &o->left};
     for (int each = 0; each < COUNT(of_calls); each++)
         *of_calls[each] = new_array(&o->arena, o->calls, sizeof(int32_t));
     for (int each = 0; each < COUNT(of_kinds); each++)
@@ -224,6 +237,18 @@ static int64_t order(struct order *o)
     return steps;
 }
 
+/* What is written of each step; its results are as many as those of the call with the most. */
+enum { STEP_KIND, STEP_SIZE, STEP_RESULTS };
+
+/* What is written of each slice of the index, which one argument of a step reads. */
+enum {
+    SLICE_BEGIN, /* in the index */
+    SLICE_LENGTH,
+    SLICE_FIRST_ROW, /* -1 if the rows are not contiguous; before, where the next row is written */
+    SLICE_CALLS,     /* of ragged arguments: where the call of each row is in the index; else -1 */
+    SLICE_FIELDS,
+};
+
 /* Gives the results of every step rows, and lists the rows that it reads. */
 struct place {
     const struct sites *sites;
@@ -234,12 +259,10 @@ struct place {
     int32_t *row;    /* of each value; result: also those of results */
     int64_t *free;   /* the first free row of each row type; result: after all results */
     int64_t *index;  /* result: row numbers, argument by argument */
-    int64_t *call;   /* result: for each step its kind and number of calls, for each of its results
-                        the first row */
-    int64_t *slices; /* result: for each argument of each step its begin in `index`, its length, its
-                        first row if they are contiguous or -1, and the begin of the calls or -1 */
+    int64_t *call;   /* result: of each step its kind, its size, and the first row of each result */
+    int64_t *slices; /* result: of each argument of each step, `SLICE_FIELDS` numbers */
     /* Room. */
-    int64_t width;              /* entries of `call` per step */
+    int64_t width;              /* numbers of `call` per step */
     int32_t *position, *one_of; /* of each call, within its step; one call of each step */
     int64_t *first_slice;       /* of each step */
     uint8_t *has_ragged;        /* of each step, whether an argument is ragged */
@@ -254,25 +277,31 @@ static int64_t first_row(const int64_t *rows, int64_t count)
     return count ? rows[0] : 0;
 }
 
-/* Goes through the arguments that a call reads from other steps. */
+/* An argument that a call reads from other steps. A call that is not fused has one node, its record;
+   a fused one has a node per member, and a chain (see `write_chain` of fuse.c) that says for each
+   argument what it refers to inside of the step, or -1 if it is read from others. */
 struct piece {
-    int32_t values, node, argument;
+    int32_t node, argument, values; /* the node, its argument, and the number of values of it */
     int is_ragged;
-    const int32_t *next, *refer; /* in the code; in the chain, or NULL */
+    const int32_t *next;  /* the values, in the code */
+    const int32_t *refer; /* what the arguments of the node refer to, in the chain; or NULL */
 };
 
+/* Goes to the next argument, from `node` -1 to the first one; returns 0 behind the last one. */
 static int next_piece(const struct place *p, int32_t call, struct piece *piece)
 {
     const struct sites *s = p->sites;
     const int32_t *const members = p->member + p->first_member[call];
     const int32_t nodes = p->first_member[call + 1] - p->first_member[call];
-    if (piece->node < 0) { /* the first */
+    if (piece->node < 0) {
         const int32_t fused = p->kind[call] - (int32_t)p->num_signatures;
+        /* Behind the numbers of nodes and outputs, and the signature of the first node. */
         *piece = (struct piece){.refer = fused < 0 ? NULL : p->chain + p->first_chain[fused] + 3,
                                 .next = p->code + *members + 1,
                                 .argument = -1};
     } else
         piece->next += piece->values;
+
     for (;;) {
         const int32_t signature = s->signature[p->code[members[piece->node]]];
         if (++piece->argument == s->arguments[signature]) {
@@ -280,7 +309,8 @@ static int next_piece(const struct place *p, int32_t call, struct piece *piece)
                 return 0;
             piece->argument = -1;
             piece->next = p->code + members[piece->node] + 1;
-            piece->refer += piece->refer ? s->arguments[signature] + 1 : 0;
+            if (piece->refer) /* behind the signature of the next node, too */
+                piece->refer += s->arguments[signature] + 1;
             continue;
         }
         piece->is_ragged = is_ragged(s, signature, piece->argument);
@@ -291,7 +321,8 @@ static int next_piece(const struct place *p, int32_t call, struct piece *piece)
     }
 }
 
-/* The number of outputs of a call; `node` and `result` of each, counted from 0. */
+/* Returns which node of a call makes an output, or -1 behind the last one; `result` says which of
+   its results it is. */
 static int32_t output_of(const struct place *p, int32_t call, int32_t number, int32_t *result)
 {
     const int32_t fused = p->kind[call] - (int32_t)p->num_signatures;
@@ -299,7 +330,9 @@ static int32_t output_of(const struct place *p, int32_t call, int32_t number, in
     *result = number;
     if (fused < 0)
         return number < p->sites->results[p->code[begin]] ? 0 : -1;
-    const int32_t *next = p->chain + p->first_chain[fused], nodes = next[0], outputs = next[1];
+
+    const int32_t *next = p->chain + p->first_chain[fused];
+    const int32_t nodes = next[0], outputs = next[1];
     if (number >= outputs)
         return -1;
     next += 2;
@@ -309,7 +342,8 @@ static int32_t output_of(const struct place *p, int32_t call, int32_t number, in
     return next[2 * number];
 }
 
-/* The steps, their results, and the lengths of what they read; returns the number of slices. */
+/* Writes the steps, the rows of their results, and the lengths of what they read; returns the number
+   of slices. */
 static int64_t place_results(struct place *p)
 {
     const struct sites *s = p->sites;
@@ -319,36 +353,39 @@ static int64_t place_results(struct place *p)
     for (int32_t call = 0; call < p->calls; call++) {
         int64_t *const step = p->call + p->step[call] * p->width;
         p->one_of[p->step[call]] = call;
-        step[0] = p->kind[call];
-        p->position[call] = (int32_t)step[1]++;
+        step[STEP_KIND] = p->kind[call];
+        p->position[call] = (int32_t)step[STEP_SIZE]++;
     }
+
     for (int64_t each = 0; each < p->steps; each++) {
         int64_t *const step = p->call + each * p->width;
         const int32_t call = p->one_of[each], *const members = p->member + p->first_member[call];
         for (int32_t out = 0; (node = output_of(p, call, out, &result)) >= 0; out++) {
             const int32_t site = p->code[members[node]];
             int64_t *const free_row = p->free + s->type[site * s->most_results + result];
-            step[2 + out] = *free_row;
-            *free_row += step[1];
+            step[STEP_RESULTS + out] = *free_row;
+            *free_row += step[STEP_SIZE];
         }
         p->first_slice[each] = slices;
         for (struct piece piece = {.node = -1}; next_piece(p, call, &piece);) {
+            int64_t *const slice = p->slices + SLICE_FIELDS * slices++;
             p->has_ragged[each] |= piece.is_ragged;
-            p->slices[4 * slices++ + 1] = piece.is_ragged ? 0 : step[1];
+            slice[SLICE_LENGTH] = piece.is_ragged ? 0 : step[STEP_SIZE]; /* ragged: see below */
         }
     }
     p->first_slice[p->steps] = slices;
+
     for (int32_t call = 0; call < p->calls; call++) {
         const int64_t *const step = p->call + p->step[call] * p->width;
         const int32_t *const members = p->member + p->first_member[call];
         for (int32_t out = 0; (node = output_of(p, call, out, &result)) >= 0; out++)
-            p->row[members[node] + result] = (int32_t)step[2 + out] + p->position[call];
+            p->row[members[node] + result] = (int32_t)step[STEP_RESULTS + out] + p->position[call];
         if (!p->has_ragged[p->step[call]])
             continue;
-        int64_t *slice = p->slices + 4 * p->first_slice[p->step[call]];
-        for (struct piece piece = {.node = -1}; next_piece(p, call, &piece); slice += 4)
+        int64_t *slice = p->slices + SLICE_FIELDS * p->first_slice[p->step[call]];
+        for (struct piece piece = {.node = -1}; next_piece(p, call, &piece); slice += SLICE_FIELDS)
             if (piece.is_ragged)
-                slice[1] += piece.values;
+                slice[SLICE_LENGTH] += piece.values;
     }
     return slices;
 }
@@ -359,35 +396,36 @@ static void divide_index(struct place *p)
     int64_t entry = 0, *slice = p->slices;
     for (int64_t step = 0; step < p->steps; step++)
         for (struct piece piece = {.node = -1}; next_piece(p, p->one_of[step], &piece);
-             slice += 4) {
-            slice[0] = entry;
-            slice[2] = entry;
-            entry += slice[1];
-            slice[3] = piece.is_ragged ? entry : -1;
-            entry += piece.is_ragged ? slice[1] : 0;
+             slice += SLICE_FIELDS) {
+            slice[SLICE_BEGIN] = entry;
+            slice[SLICE_FIRST_ROW] = entry;
+            entry += slice[SLICE_LENGTH];
+            slice[SLICE_CALLS] = piece.is_ragged ? entry : -1;
+            entry += piece.is_ragged ? slice[SLICE_LENGTH] : 0;
         }
 }
 
-/* Writes the rows that one call reads; slice[2] is where the rows of its next call go. */
+/* Writes the rows that one call reads. */
 static void place_reads(struct place *p, int32_t call)
 {
     const int32_t step = p->step[call], *const read = p->read + p->first_read[call];
     const int64_t first = p->first_slice[step], count = p->first_slice[step + 1] - first;
-    int64_t *const slices = p->slices + 4 * first;
-    for (int64_t each = 0; each < count; each++)
-        p->index[slices[4 * each + 2]++] = p->row[read[each]];
+    int64_t *slice = p->slices + SLICE_FIELDS * first;
+    for (int64_t each = 0; each < count; each++, slice += SLICE_FIELDS)
+        p->index[slice[SLICE_FIRST_ROW]++] = p->row[read[each]];
 }
 
 /* The same for a call with ragged arguments. */
 static void place_ragged_reads(struct place *p, int32_t call)
 {
     const int32_t *read = p->read + p->first_read[call];
-    int64_t *slice = p->slices + 4 * p->first_slice[p->step[call]];
-    for (struct piece piece = {.node = -1}; next_piece(p, call, &piece); slice += 4)
+    int64_t *slice = p->slices + SLICE_FIELDS * p->first_slice[p->step[call]];
+    for (struct piece piece = {.node = -1}; next_piece(p, call, &piece); slice += SLICE_FIELDS)
         for (int32_t each = 0; each < piece.values; each++) {
-            if (slice[3] >= 0)
-                p->index[slice[3] + slice[2] - slice[0]] = p->position[call];
-            p->index[slice[2]++] = p->row[*read++];
+            const int64_t next = slice[SLICE_FIRST_ROW]++;
+            if (slice[SLICE_CALLS] >= 0)
+                p->index[slice[SLICE_CALLS] + next - slice[SLICE_BEGIN]] = p->position[call];
+            p->index[next] = p->row[*read++];
         }
 }
 
@@ -396,7 +434,7 @@ static int64_t place(struct place *p)
 {
     struct arena arena = {0};
     int64_t slices = -1;
-    p->width = 2 + p->most_outputs;
+    p->width = STEP_RESULTS + p->most_outputs;
     p->first_slice = new_array(&arena, p->steps + 1, sizeof *p->first_slice);
     p->position = new_array(&arena, p->calls, sizeof *p->position);
     p->one_of = new_array(&arena, p->steps, sizeof *p->one_of);
@@ -410,8 +448,8 @@ static int64_t place(struct place *p)
             else
                 place_reads(p, call);
         for (int64_t slice = 0; slice < slices; slice++) {
-            int64_t *const own = p->slices + 4 * slice;
-            own[2] = first_row(p->index + own[0], own[1]);
+            int64_t *const own = p->slices + SLICE_FIELDS * slice;
+            own[SLICE_FIRST_ROW] = first_row(p->index + own[SLICE_BEGIN], own[SLICE_LENGTH]);
         }
     }
     free_arena(&arena);
