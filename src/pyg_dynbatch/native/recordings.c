@@ -40,6 +40,7 @@ static int64_t checked_end(const struct check *c, int64_t example, const int32_t
         return -1;
     const int32_t signature = s->signature[site], kind = s->kind[site];
     int64_t next = begin + 1;
+
     if (kind == CONSTANT && --c->left[site] < 0)
         return -1;
     if (kind == INPUT && (next == size || code[next] < 0 ||
@@ -57,6 +58,7 @@ static int64_t checked_end(const struct check *c, int64_t example, const int32_t
                 type[code[next]] != s->argument_type[signature * s->most_arguments + each])
                 return -1;
     }
+
     if (next < begin + s->results[site])
         next = begin + s->results[site];
     return next <= size ? next : -1;
@@ -77,6 +79,7 @@ static int64_t check_example(struct check *c, int64_t example, int64_t records)
             return INVALID;
         c->left[site] = given[2 * each + 1];
     }
+
     for (int64_t begin = 0, end; begin < size; begin = end) {
         end = checked_end(c, example, c->code + first, type, begin, size);
         if (end < 0)
@@ -87,13 +90,14 @@ static int64_t check_example(struct check *c, int64_t example, int64_t records)
                 slot < s->results[site] ? s->type[site * s->most_results + slot] : -1;
         c->begins[records++] = (int32_t)(first + begin);
     }
+
     for (int64_t each = 0; each < pairs; each++)
         if (c->left[first_site + given[2 * each]])
             return INVALID;
     return records;
 }
 
-/* Returns the number of records, INVALID (Recording.check says why), or -1 without memory. */
+/* Returns the number of records, INVALID, or -1 without memory. */
 static int64_t check(struct check *c)
 {
     struct arena arena = {0};
@@ -133,17 +137,19 @@ static int64_t move(struct move *m)
     for (int64_t example = 0; example < m->examples; example++) {
         const int32_t base = (int32_t)(m->base + (code - all));
         for (const int32_t *last = all + m->ends[example]; code < last; records++) {
-            const int32_t site = code[0] += (int32_t)m->first_site[example];
-            const int32_t signature = m->sites->signature[site];
+            code[0] += (int32_t)m->first_site[example];
+            const int32_t site = code[0], signature = m->sites->signature[site];
             const int32_t *const end = end_of(m->sites, code), *next = code + 1;
             if (m->sites->kind[site] == INPUT)
                 code[1] += (int32_t)m->first_input[example * m->types + type_of(m->sites, site)];
             else if (m->sites->kind[site] == CALL)
                 for (int32_t each = 0; each < m->sites->arguments[signature]; each++)
                     for (int32_t left = values_of(m->sites, signature, each, &next); left > 0;
-                         left--, next++)
-                        if ((all[next - all] += base) < 0)
+                         left--, next++) {
+                        all[next - all] += base; /* `next` cannot be written to */
+                        if (*next < 0)
                             return INVALID;
+                    }
             code += end - code;
         }
     }
@@ -169,6 +175,10 @@ static int64_t scan(struct scan *given)
     return records;
 }
 
+/* What merging counts: the calls that remain, what they read, how much of it as ragged arguments, and
+   the calls that are left out. */
+enum { CALLS, READS, RAGGED_READS, MERGED_CALLS, COUNTS };
+
 /* Merges equal calls, and numbers the others. */
 struct merge {
     const struct sites *sites;
@@ -189,20 +199,23 @@ struct merge {
     int32_t *owner;                /* result: where the record of each value begins */
     int32_t *begin, *first_read;   /* result: of each call; first_read has one entry more */
     int32_t *read;                 /* result: the values that calls read */
-    int64_t *counts;               /* result: calls, reads, ragged reads, merged calls */
-    /* Room: for each site, signature, value, different constant; calls by their hash. */
-    int64_t *next_constant;
-    int32_t *leader, *constant_value, *slots;
-    uint8_t *fixed; /* whether a value depends on constants alone */
-    int64_t mask;
+    int64_t *counts;               /* result */
+    /* Room. */
+    int64_t *next_constant;  /* of each site: how many of its constants have had a record */
+    int32_t *leader;         /* of each signature without arguments: its first record, or -1 */
+    int32_t *constant_value; /* of each different constant: its first value, or -1 */
+    uint8_t *fixed;          /* of each value: whether it depends on constants alone */
+    int32_t *slots;          /* calls by their hash */
+    int64_t mask;            /* one less than the number of slots */
 };
 
 static void number_call(struct merge *m, int32_t begin)
 {
     for (int32_t slot = 0; slot < m->sites->results[m->code[begin]]; slot++)
-        m->call[begin + slot] = (int32_t)m->counts[0];
-    m->begin[m->counts[0]] = begin;
-    m->first_read[m->counts[0]++] = (int32_t)m->counts[1];
+        m->call[begin + slot] = (int32_t)m->counts[CALLS];
+    m->begin[m->counts[CALLS]] = begin;
+    m->first_read[m->counts[CALLS]] = (int32_t)m->counts[READS];
+    m->counts[CALLS]++;
 }
 
 /* Calls without arguments are made for the whole batch, when their result is first read. */
@@ -216,7 +229,7 @@ static void use(struct merge *m, int32_t value)
 static int64_t list_reads(struct merge *m, const int32_t *code, int64_t *ragged)
 {
     const int32_t signature = m->sites->signature[code[0]];
-    int32_t *read = m->read + m->counts[1];
+    int32_t *read = m->read + m->counts[READS];
     const int32_t *next = code + 1;
     for (int32_t each = 0; each < m->sites->arguments[signature]; each++) {
         int32_t left = values_of(m->sites, signature, each, &next);
@@ -224,7 +237,7 @@ static int64_t list_reads(struct merge *m, const int32_t *code, int64_t *ragged)
         for (; left > 0; left--)
             *read++ = m->value[*next++];
     }
-    return read - m->read - m->counts[1];
+    return read - m->read - m->counts[READS];
 }
 
 /* Whether the ragged arguments of two calls of a signature have the same numbers of values. */
@@ -242,11 +255,12 @@ static int equal_sizes(const struct sites *s, const int32_t *one, const int32_t 
     return 1;
 }
 
-/* An earlier call of the signature on the same values; -1 if there is none, which is noted. */
+/* An earlier call of the signature on the same values; if there is none, -1, and this one is noted
+   under the number that it will get. */
 static int32_t equal_call(struct merge *m, int32_t begin, int64_t reads)
 {
     const int32_t signature = m->sites->signature[m->code[begin]];
-    const int32_t *const own = m->read + m->counts[1];
+    const int32_t *const own = m->read + m->counts[READS];
     uint64_t hash = FIRST_HASH ^ (uint32_t)signature;
     for (int64_t each = 0; each < reads; each++)
         hash = next_hash(hash, (uint32_t)own[each]);
@@ -258,8 +272,23 @@ static int32_t equal_call(struct merge *m, int32_t begin, int64_t reads)
             !memcmp(own, m->read + m->first_read[call], reads * sizeof *own))
             return call;
     }
-    m->slots[at] = (int32_t)m->counts[0];
+    m->slots[at] = (int32_t)m->counts[CALLS];
     return -1;
+}
+
+/* The first call without arguments of a signature stands for all others. */
+static void merge_call_without_arguments(struct merge *m, int32_t begin)
+{
+    const int32_t site = m->code[begin], signature = m->sites->signature[site];
+    if (m->leader[signature] < 0)
+        m->leader[signature] = begin;
+    else
+        m->counts[MERGED_CALLS]++;
+    for (int32_t slot = 0; slot < m->sites->results[site]; slot++) {
+        m->call[begin + slot] = UNUSED;
+        m->fixed[begin + slot] = 1;
+        m->value[begin + slot] = m->leader[signature] + slot;
+    }
 }
 
 static void merge_call(struct merge *m, int32_t begin)
@@ -268,23 +297,18 @@ static void merge_call(struct merge *m, int32_t begin)
     const int32_t results = m->sites->results[site];
     int64_t ragged = 0;
     if (!m->sites->arguments[signature]) {
-        const int32_t leader = m->leader[signature];
-        m->leader[signature] = leader < 0 ? begin : leader;
-        m->counts[3] += leader >= 0;
-        for (int32_t slot = 0; slot < results; slot++) {
-            m->call[begin + slot] = UNUSED;
-            m->fixed[begin + slot] = 1;
-            m->value[begin + slot] = m->leader[signature] + slot;
-        }
+        merge_call_without_arguments(m, begin);
         return;
     }
+
     const int64_t reads = list_reads(m, m->code + begin, &ragged);
-    const int32_t *read = m->read + m->counts[1];
+    const int32_t *read = m->read + m->counts[READS];
     int fixed = m->merge_equal && m->sites->mergeable[signature];
     for (int64_t each = 0; fixed && each < reads; each++)
         fixed = m->fixed[read[each]];
     for (int64_t each = 0; each < reads; each++)
         use(m, read[each]);
+
     if (fixed) {
         const int32_t equal = equal_call(m, begin, reads);
         for (int32_t slot = 0; slot < results; slot++) {
@@ -293,13 +317,14 @@ static void merge_call(struct merge *m, int32_t begin)
                 m->value[begin + slot] = m->begin[equal] + slot;
         }
         if (equal >= 0) {
-            m->counts[3]++;
+            m->counts[MERGED_CALLS]++;
             return;
         }
     }
+
     number_call(m, begin);
-    m->counts[1] += reads;
-    m->counts[2] += ragged;
+    m->counts[READS] += reads;
+    m->counts[RAGGED_READS] += ragged;
 }
 
 static void merge_records(struct merge *m)
@@ -312,6 +337,7 @@ static void merge_records(struct merge *m)
             m->fixed[begin + slot] = m->sites->kind[site] == CONSTANT;
             m->row[begin + slot] = -1;
         }
+
         if (m->sites->kind[site] == CONSTANT) {
             const int64_t place = m->first_constant[site] + m->next_constant[site]++;
             const int32_t constant = m->constant[place];
@@ -324,9 +350,10 @@ static void merge_records(struct merge *m)
         else
             merge_call(m, begin);
     }
+
     for (int64_t each = 0; each < m->num_outputs; each++)
         use(m, m->value[m->outputs[each]]);
-    m->first_read[m->counts[0]] = (int32_t)m->counts[1];
+    m->first_read[m->counts[CALLS]] = (int32_t)m->counts[READS];
 }
 
 /* Returns the number of calls that remain, or -1 without memory. */
@@ -339,7 +366,7 @@ static int64_t merge(struct merge *m)
     m->leader = new_array(&arena, m->num_signatures, sizeof *m->leader);
     m->constant_value = new_array(&arena, m->num_constants, sizeof *m->constant_value);
     m->slots = new_array(&arena, m->mask + 1, sizeof *m->slots);
-    memset(m->counts, 0, 4 * sizeof *m->counts);
+    memset(m->counts, 0, COUNTS * sizeof *m->counts);
     if (!arena.is_exhausted) {
         memset(m->leader, -1, m->num_signatures * sizeof *m->leader);
         memset(m->constant_value, -1, m->num_constants * sizeof *m->constant_value);
@@ -347,7 +374,7 @@ static int64_t merge(struct merge *m)
         merge_records(m);
     }
     free_arena(&arena);
-    return arena.is_exhausted ? -1 : m->counts[0];
+    return arena.is_exhausted ? -1 : m->counts[CALLS];
 }
 
 /* Chooses calls that values depend on, and if `joins` calls of their sites that can run with
@@ -400,6 +427,7 @@ static int64_t choose_calls(struct choose *c)
         for (int32_t read = c->first_read[call]; read < c->first_read[call + 1]; read++)
             choose_maker(c, c->read[read]);
     }
+
     for (int64_t call = 0; call < c->calls; call++) {
         if (c->joins && c->waits[call] && c->is_called[c->code[c->begin[call]]] && can_run(c, call))
             c->waits[call] = 0;
