@@ -1,4 +1,13 @@
-"""Keep all rows of one type in one buffer, and their gradients in another."""
+"""Keep all rows of one type in one buffer, and their gradients in another.
+
+Autograd does not know that rows written to a buffer are read from it. The *token*, an empty tensor,
+links reads and writes: a write takes and returns it, and a read takes it. For example, after ::
+
+    token = buffer.write(token, 0, a)
+    b = buffer.read(token, rows)
+
+the backward pass reaches the read first, so that the gradient of ``a`` is complete at the write.
+"""
 
 from collections.abc import Callable, Sequence
 from inspect import signature
@@ -14,74 +23,10 @@ from pyg_dynbatch.core.types import dtype_of_sums, has_gradient
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 Rows = tuple[Tensor, ...]
+"""Rows of one row type: one tensor ``[row, ...]`` per part of the type."""
+
 Pick = Tensor | tuple[int, int]
 """Rows to read: an index vector, or (first row, number of rows) if they are contiguous."""
-
-
-class GradientBuffer:
-    """Sums of the gradients of one row buffer, in one buffer per backward pass."""
-
-    def __init__(self) -> None:
-        self.forms: tuple[tuple[torch.Size, torch.dtype, torch.device], ...] = ()
-        self.totals: dict[int, Rows] = {}  # by the number of the pass: one may run within another
-
-    def sum_for(self, parts: Rows) -> None:
-        """Keep in which shapes and dtypes gradients of rows are summed."""
-        self.forms = tuple((p.shape, dtype_of_sums(p.dtype), p.device) for p in parts)
-
-    def _totals_of_this_pass(self, gradients: Sequence[Tensor | None] = ()) -> Rows:
-        backward_pass = torch._C._current_graph_task_id()
-        totals = self.totals.get(backward_pass)
-        if totals is not None:
-            return totals
-        check_backward(gradients)
-        totals = tuple(
-            torch.zeros(shape if has_gradient(dtype) else 0, dtype=dtype, device=device)
-            for shape, dtype, device in self.forms
-        )
-        self.totals[backward_pass] = totals
-
-        def forget() -> None:  # the graph lives as long as the loss is kept
-            del self.totals[backward_pass]
-
-        Variable._execution_engine.queue_callback(forget)
-        return totals
-
-    def add(self, pick: Pick, num_arguments: int, gradients: Sequence[Tensor | None]) -> None:
-        """Add the gradients of rows that were read, for one argument or several."""
-        totals = self._totals_of_this_pass(gradients)
-        parts = len(totals)
-        picks = (pick,) if num_arguments == 1 else _split(pick, num_arguments)  # type: ignore[arg-type]
-        for number, total in enumerate(totals):
-            for rows, gradient in zip(picks, gradients[number::parts], strict=True):
-                if gradient is not None:
-                    _add_rows(total, rows, gradient)
-
-    def take(self, start: int, size: int, dtypes: Sequence[torch.dtype]) -> list[Tensor | None]:
-        """Return the complete gradients of rows that were written."""
-        gradients: list[Tensor | None] = []
-        for total, dtype in zip(self._totals_of_this_pass(), dtypes, strict=True):
-            part = total[start : start + size].to(dtype) if has_gradient(dtype) else None
-            gradients.append(part)
-        return gradients
-
-
-def _share_memory(one: Tensor, other: Tensor) -> bool:
-    return torch._C._is_alias_of(one, other)  # type: ignore[attr-defined]
-
-
-def _add_rows(total: Tensor, pick: Pick, gradient: Tensor) -> None:
-    if isinstance(pick, tuple):
-        total[pick[0] : pick[0] + pick[1]].add_(gradient)
-        return
-    gradient = gradient.to(total.dtype)
-    # The gradient of an addition may be the slice that `take` returned.
-    if _share_memory(gradient, total):
-        gradient = gradient.clone()
-    elif gradient.is_cpu:
-        # On a CPU, adding rows that are not contiguous takes several times as long.
-        gradient = gradient.contiguous()
-    total.index_add_(0, pick, gradient)
 
 
 class RowBuffer:
@@ -168,6 +113,11 @@ def _split(rows: Tensor, num_arguments: int) -> tuple[Tensor, ...]:
     return rows.chunk(num_arguments) if rows.size(0) else (rows,) * num_arguments
 
 
+def new_token(like: Tensor) -> Tensor:
+    """Create the token of a new run."""
+    return torch.empty(0, device=like.device)
+
+
 def exchange(
     token: Tensor, writes: Sequence[Write], reads: Sequence[Read], copy: bool = False
 ) -> tuple[Tensor, list[Rows]]:
@@ -191,15 +141,6 @@ def _exchanged(writes: Sequence[Write], reads: Sequence[Read], copy: bool) -> li
     for buffer, start, rows in writes:
         buffer.put(start, rows)
     return [part for read in reads for part in read.taken(copy)]
-
-
-# Autograd does not know that rows written to a buffer are read from it. The token, an empty tensor,
-# links reads and writes: a write takes and returns it, and a read takes it. For example, after
-#     token = buffer.write(token, 0, a)   then   b = buffer.read(token, rows)
-# the backward pass reaches the read first, so that the gradient of ``a`` is complete at the write.
-def new_token(like: Tensor) -> Tensor:
-    """Create the token of a new run."""
-    return torch.empty(0, device=like.device)
 
 
 class _Exchange(Function):
@@ -239,6 +180,78 @@ class _Exchange(Function):
         ]
         token = torch.empty(0, device=ctx.device) if ctx.needs_input_grad[0] else None
         return token, None, None, None, *of_written
+
+
+# Gradients.
+
+
+class GradientBuffer:
+    """Sums of the gradients of one row buffer, in one buffer per backward pass."""
+
+    def __init__(self) -> None:
+        self.forms: tuple[tuple[torch.Size, torch.dtype, torch.device], ...] = ()
+        self.totals: dict[int, Rows] = {}  # by the number of the pass: one may run within another
+
+    def sum_for(self, parts: Rows) -> None:
+        """Keep in which shapes and dtypes gradients of rows are summed."""
+        self.forms = tuple((p.shape, dtype_of_sums(p.dtype), p.device) for p in parts)
+
+    def _totals_of_this_pass(self, gradients: Sequence[Tensor | None] = ()) -> Rows:
+        backward_pass = torch._C._current_graph_task_id()
+        totals = self.totals.get(backward_pass)
+        if totals is not None:
+            return totals
+        check_backward(gradients)
+        totals = tuple(
+            torch.zeros(shape if has_gradient(dtype) else 0, dtype=dtype, device=device)
+            for shape, dtype, device in self.forms
+        )
+        self.totals[backward_pass] = totals
+
+        def forget() -> None:  # the graph lives as long as the loss is kept
+            del self.totals[backward_pass]
+
+        Variable._execution_engine.queue_callback(forget)
+        return totals
+
+    def add(self, pick: Pick, num_arguments: int, gradients: Sequence[Tensor | None]) -> None:
+        """Add the gradients of rows that were read, for one argument or several."""
+        totals = self._totals_of_this_pass(gradients)
+        parts = len(totals)
+        picks = (pick,) if num_arguments == 1 else _split(pick, num_arguments)  # type: ignore[arg-type]
+        for number, total in enumerate(totals):
+            for rows, gradient in zip(picks, gradients[number::parts], strict=True):
+                if gradient is not None:
+                    _add_rows(total, rows, gradient)
+
+    def take(self, start: int, size: int, dtypes: Sequence[torch.dtype]) -> list[Tensor | None]:
+        """Return the complete gradients of rows that were written."""
+        gradients: list[Tensor | None] = []
+        for total, dtype in zip(self._totals_of_this_pass(), dtypes, strict=True):
+            part = total[start : start + size].to(dtype) if has_gradient(dtype) else None
+            gradients.append(part)
+        return gradients
+
+
+def _add_rows(total: Tensor, pick: Pick, gradient: Tensor) -> None:
+    if isinstance(pick, tuple):
+        total[pick[0] : pick[0] + pick[1]].add_(gradient)
+        return
+    gradient = gradient.to(total.dtype)
+    # The gradient of an addition may be the slice that `take` returned.
+    if _share_memory(gradient, total):
+        gradient = gradient.clone()
+    elif gradient.is_cpu:
+        # On a CPU, adding rows that are not contiguous takes several times as long.
+        gradient = gradient.contiguous()
+    total.index_add_(0, pick, gradient)
+
+
+def _share_memory(one: Tensor, other: Tensor) -> bool:
+    return torch._C._is_alias_of(one, other)  # type: ignore[attr-defined]
+
+
+# Checks.
 
 
 def check_no_transforms(owner: str) -> None:
