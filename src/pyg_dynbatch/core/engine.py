@@ -158,8 +158,9 @@ class StepCall:
         self.engine = engine
         self.operation = operation
         self.signature = operation.signature
-        only_calls = calls_only(operation, forward=Operation.forward)
-        self.function: Callable[..., Any] = operation.module if only_calls else operation
+        # Past the operation, unless it has hooks: it would only call its module.
+        is_plain = calls_only(operation, forward=Operation.forward)
+        self.function: Callable[..., Any] = operation.module if is_plain else operation
 
     def __call__(self, arguments: Sequence[Operand], size: int) -> Sequence[Any]:
         """Make as many calls as ``size`` says, and return all results."""
@@ -260,7 +261,7 @@ def step_call(engine: Engine, operation: Operation) -> StepCall:
     if not operation.is_plain:
         return StepCall(engine, operation)
     call = PlainCall(engine, operation)
-    owner = getattr(call.function, "__self__", call.function)
+    owner = getattr(call.function, "__self__", call.function)  # of a method, its object
     outputs: Sequence[Any] = operation.signature.outputs
     keeps_dtypes = [dtype for _, dtype in call.expected] == [part.dtype for part in outputs]
     if isinstance(owner, TorchFunction) and keeps_dtypes:
@@ -276,7 +277,7 @@ class Run:
     extend(schedule, inputs) → make(schedule, …) for each step → outputs(schedule)
 
     A run may be extended: a further schedule finds the rows of the earlier ones as its first
-    inputs, and gradients flow through all of them.
+    inputs, and gradients flow through all of them. A step is operands_of → results_of → write.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -287,22 +288,29 @@ class Run:
         self.token = torch.empty(0)  # on the device of the schedules, from the first on
         self.called: Operation | None = None  # by the current step, which errors are about
         self.products = RunProducts()
-        self.shared: dict[Any, Any] = {}  # by steps: per type, rows on stacks
-        self._calls: dict[int, tuple[Signature, StepCall]] = {}  # by the identity of a signature
+        # What operations of several steps share, by a name that they choose, such as all rows on
+        # stacks of one type.
+        self.shared: dict[Any, Any] = {}
+        # By the identity of a signature, which is kept, so that no other gets the same identity.
+        self._calls: dict[int, tuple[Signature, StepCall]] = {}
 
     def extend(self, schedule: Steps, inputs: Mapping[RowType | str, Any]) -> None:
-        """Run a schedule; of inputs with rows in a buffer already, only the others are given."""
+        """Run a schedule; ``inputs`` leaves out what earlier schedules of the run were given."""
         if not self.buffers:
             self.token = new_token(schedule.index)
+
+        # Buffers of earlier schedules: new inputs follow the rows that are there.
         num_open = len(self.buffers)
         for buffer, spec in zip(self.buffers, schedule.buffers, strict=False):
             if (rows := inputs.get(spec.row_type)) is not None:
                 self.pending.append(Write(buffer, buffer.rows, rows))
             buffer.grow(spec.rows)
+
         unopened = zip(schedule.buffers[num_open:], schedule.constants[num_open:], strict=True)
         device = schedule.device
         for spec, constants in unopened:
             self._open_buffer(spec, constants, inputs, device)
+
         outer = current_run.set(self)
         try:
             for number, step in enumerate(schedule.steps):
@@ -333,7 +341,8 @@ class Run:
         """Run one step."""
         self.called = None
         try:
-            results = self.results_of(schedule, step, self.operands_of(schedule, step), step.size)
+            operands = self.operands_of(schedule, step)
+            results = self.results_of(schedule, step, operands, step.size)
         except Exception as error:
             if self.called is not None:
                 name = self.called.signature.name
@@ -402,7 +411,10 @@ class Run:
         return reads
 
     def touch_unused(self, schedule: Steps) -> None:
-        """Call unused operations on zero rows: other ranks wait for all their gradients."""
+        """Call unused operations on no rows: other ranks wait for the gradients of all weights.
+
+        What they return is written, so that the token leads back to them.
+        """
         names = {schedule.signatures[number].name for number in schedule.operations}
         for operation in self.engine.operations:
             signature = operation.signature

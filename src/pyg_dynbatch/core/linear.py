@@ -23,9 +23,9 @@ from pyg_dynbatch.core.products import BLOCK, RowProduct, packs
 _MANY_ROWS = 512
 _LARGE_MATRIX = 2**18
 
-# A step packs the weight for itself alone. Measured: this pays off from half as many rows on as for
-# all levels of a fused layer, whose rule also counts rows.
-_PACKS = 2
+# `packs` has a rule for the rows of all levels of a fused layer. A step packs the weight for itself
+# alone, and this pays off from half as many rows on (measured): each counts as two.
+_ROWS_PER_ROW_OF_A_STEP = 2
 
 
 class RunProducts(TorchFunctionMode):
@@ -48,6 +48,7 @@ class RunProducts(TorchFunctionMode):
 
     def __init__(self) -> None:
         super().__init__()
+        # Of each weight, the link (see below) and the sum of its gradients.
         self.sums: dict[tuple[nn.Parameter, torch.dtype], tuple[Tensor, WeightGradient]] = {}
 
     def of_step(self, device: torch.device, size: int) -> AbstractContextManager[object]:
@@ -116,9 +117,10 @@ def _are_hooked() -> bool:
 def _product(rows: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """Multiply rows, in blocks with a packed weight if that pays off."""
     size = rows.size(0)
-    if not packs(weight, _PACKS * size):
+    counted = _ROWS_PER_ROW_OF_A_STEP * size
+    if not packs(weight, counted):
         return functional.linear(rows, weight, bias)
-    multiply = RowProduct(weight, bias, rows=_PACKS * size)
+    multiply = RowProduct(weight, bias, rows=counted)
     product = rows.new_empty(size, weight.size(0))
     for first in range(0, size, BLOCK):
         product[first : first + BLOCK] = multiply(rows, first, min(BLOCK, size - first))
@@ -151,11 +153,15 @@ class WeightGradient:
 
 
 # A product hands the gradient of its weight to the sum. Autograd does not know about it: an empty
-# tensor, made from the weight, links all products to the function that returns the sum.
+# tensor, the link, is made from the weight and given to all products. So the backward pass reaches
+# the function that made the link, and returns the sum, after all products:
+#
+#     link = _Summed.apply(weight, gradient)
+#     y = _Linear.apply(x, weight, bias, link, gradient), and so on for each step
 
 
 class _Summed(Function):
-    """Makes the empty tensor; its backward pass comes after those of all products."""
+    """Makes the link; its backward pass returns the sum."""
 
     @staticmethod
     def forward(ctx: Any, weight: Tensor, gradient: WeightGradient) -> Tensor:
@@ -169,6 +175,8 @@ class _Summed(Function):
 
 
 class _Linear(Function):
+    """Multiplies rows; its backward pass adds to the sum, or without one returns the gradient."""
+
     @staticmethod
     def forward(
         ctx: Any,

@@ -30,7 +30,13 @@ Pick = Tensor | tuple[int, int]
 
 
 class RowBuffer:
-    """Rows of one row type during one run; each is written once and read any number of times."""
+    """Rows of one row type during one run; each is written once and read any number of times.
+
+    allocate(like, dtypes) → put(start, constants) → write(token, start, rows), read(token, pick), …
+    → grow(rows), if more are written later → …
+
+    The first ``zero_rows`` hold zeros from the start, such as the state of a missing child.
+    """
 
     def __init__(self, rows: int, zero_rows: int = 0) -> None:
         self.rows = rows
@@ -61,7 +67,7 @@ class RowBuffer:
         self.gradients.sum_for(self.parts)
 
     def put(self, start: int, rows: Rows) -> None:
-        """Copy rows into the buffer."""
+        """Copy rows into the buffer, without gradients."""
         for own, part in zip(self.parts, rows, strict=True):
             own[start : start + part.size(0)].copy_(part)
 
@@ -121,7 +127,11 @@ def new_token(like: Tensor) -> Tensor:
 def exchange(
     token: Tensor, writes: Sequence[Write], reads: Sequence[Read], copy: bool = False
 ) -> tuple[Tensor, list[Rows]]:
-    """Write the results of a step and read the arguments of the next in one autograd call."""
+    """Write the results of a step and read the arguments of the next in one autograd call.
+
+    Returns the token for the next call, and the rows of each argument. They may share the memory of
+    the buffers, unless ``copy`` is true.
+    """
     written = [part for write in writes for part in write.rows]
     if torch.is_grad_enabled() and (
         (token.requires_grad and len(reads) > 0) or any(part.requires_grad for part in written)
@@ -186,9 +196,15 @@ class _Exchange(Function):
 
 
 class GradientBuffer:
-    """Sums of the gradients of one row buffer, in one buffer per backward pass."""
+    """Sums of the gradients of one row buffer, in one buffer per backward pass.
+
+    sum_for(parts) → in each backward pass: add(…) for each read, take(…) for each write
+
+    The first call of a backward pass makes room for the sums, and the end of the pass frees them.
+    """
 
     def __init__(self) -> None:
+        # Shape, dtype and device of each sum: one per part of the row type.
         self.forms: tuple[tuple[torch.Size, torch.dtype, torch.device], ...] = ()
         self.totals: dict[int, Rows] = {}  # by the number of the pass: one may run within another
 
@@ -197,6 +213,7 @@ class GradientBuffer:
         self.forms = tuple((p.shape, dtype_of_sums(p.dtype), p.device) for p in parts)
 
     def _totals_of_this_pass(self, gradients: Sequence[Tensor | None] = ()) -> Rows:
+        """Return the sums, which are zeros at first."""
         backward_pass = torch._C._current_graph_task_id()
         totals = self.totals.get(backward_pass)
         if totals is not None:
@@ -217,6 +234,7 @@ class GradientBuffer:
     def add(self, pick: Pick, num_arguments: int, gradients: Sequence[Tensor | None]) -> None:
         """Add the gradients of rows that were read, for one argument or several."""
         totals = self._totals_of_this_pass(gradients)
+        # There are the gradients of all parts of the first argument, then those of the next.
         parts = len(totals)
         picks = (pick,) if num_arguments == 1 else _split(pick, num_arguments)  # type: ignore[arg-type]
         for number, total in enumerate(totals):
