@@ -35,7 +35,16 @@ def scheduler() -> ModuleType:
 
 
 class Constants(NamedTuple):
-    """The constants of a mini-batch, each different row once."""
+    """The constants of a mini-batch, each different row once.
+
+    If site 0 has the numbers 1, 2 and 1, and site 1 a vector v and another w, there are four
+    different ones, and::
+
+        rows    ([1, 2],), ([v, w],)    for numbers and for vectors
+        number  0 1 0  2 3              of the constants of site 0, then of site 1
+        row     0 1  0 1                of the different ones, within ``rows``
+        first   0 3
+    """
 
     rows: list[tuple[torch.Tensor, ...] | None]  # of each row type
     counts: list[int]  # of each row type
@@ -102,7 +111,10 @@ def join(recordings: Sequence[Recording]) -> Joined:
 
 
 def _joined(recordings: Sequence[Recording]) -> Joined:
-    """Join recordings; raise an error of any kind if one is invalid."""
+    """Join recordings; raise an error of any kind if one is invalid.
+
+    Collect what the recordings hold, let C check it as it is, and renumber it.
+    """
     sites, first_sites = _joined_sites(recordings)
     outputs = NamedOutputs.of(recordings)
     codes = [recording.code for recording in recordings]
@@ -122,6 +134,7 @@ def _joined(recordings: Sequence[Recording]) -> Joined:
     per_example = [list(accumulate(map(len, codes))), first_sites, last_sites, last_counts]
     ends, first_site, last_site, last_constant = np.array(per_example, dtype=np.int64)
 
+    # Both are written.
     types = np.empty_like(code)
     begins = np.empty_like(code)
     records = scheduler().check(
@@ -154,19 +167,20 @@ def check_size(counted: str, size: int) -> None:
 
 def _joined_sites(recordings: Sequence[Recording]) -> tuple[Sites, list[int]]:
     """Join the tables of recordings; also return where the sites of each recording begin."""
-    first: dict[Any, int] = {}  # of each table, and of its identity, which takes less to look up
-    tables: list[Sites] = []
+    first_of_table: dict[Sites, int] = {}
+    first_of_id: dict[int, int] = {}  # by the identity of a table, which takes less to look up
     for recording in recordings:
-        if id(recording.sites) not in first:
+        table = recording.sites
+        if id(table) not in first_of_id:
             # Of one model, too: each recording of autobatch has the sites that it uses.
-            if not recording.sites.are_valid:
+            if not table.are_valid:
                 raise ValueError("an invalid site")
-            if recording.sites not in first:
-                first[recording.sites] = sum(map(len, tables))
-                tables.append(recording.sites)
-            first[id(recording.sites)] = first[recording.sites]
+            if table not in first_of_table:
+                first_of_table[table] = sum(map(len, first_of_table))
+            first_of_id[id(table)] = first_of_table[table]
+    tables = list(first_of_table)
     sites = tables[0] if len(tables) == 1 else Sites(chain(*tables))
-    return sites, [first[id(recording.sites)] for recording in recordings]
+    return sites, [first_of_id[id(recording.sites)] for recording in recordings]
 
 
 def _joined_integers(vectors: Sequence[Any]) -> np.ndarray:
@@ -229,6 +243,7 @@ def begins_of(sites: Sites, code: np.ndarray, first: int = 0) -> np.ndarray:
 def _distinct_constants(
     recordings: Sequence[Recording], sites: Sites, first_sites: Sequence[int]
 ) -> Constants:
+    """Join the constants of each row type, and number the different ones."""
     pieces = dict[int, list[ConstantRows]]()  # of each site
     for recording, base in zip(recordings, first_sites, strict=True):
         for site, parts in recording.data.items():

@@ -78,7 +78,10 @@ class Site(NamedTuple):
 
 
 class Sites(list[Site]):
-    """The table of the sites that the records of a model name by number; it only grows."""
+    """The table of the sites that the records of a model name by number; it only grows.
+
+    Its properties are derived from all sites when they are first read, and again after a change.
+    """
 
     def append(self, site: Site) -> None:
         """Add a site; raise an error for a second signature of one name."""
@@ -163,14 +166,23 @@ class Sites(list[Site]):
             row[: len(site.results)] = [self.number_of_type[each] for each in site.results]
         return types
 
+    @property
+    def signature_numbers(self) -> np.ndarray:
+        """The number of the signature of each site, -1 for none."""
+        _, _, numbers, *_ = self.table
+        return numbers
+
     @cached_property
     def table(self) -> tuple[np.ndarray, ...]:
-        """Struct ``sites`` of ``native/recordings.h``, and the arrays that it points to."""
-        number = {signature.name: n for n, signature in enumerate(self.signatures)}
+        """Struct ``sites`` of ``native/recordings.h``, and the arrays in it, in its order."""
+        number_of_name = {signature.name: n for n, signature in enumerate(self.signatures)}
         ragged = [[isinstance(i, Ragged) for i in s.inputs] for s in self.signatures]
         columns: list[Any] = [
             [site.kind for site in self],
-            [-1 if site.signature is None else number[site.signature.name] for site in self],
+            [
+                -1 if site.signature is None else number_of_name[site.signature.name]
+                for site in self
+            ],
             [len(site.results) for site in self],
             self.types,
             [len(s.inputs) for s in self.signatures],
@@ -530,6 +542,7 @@ class Recording:
         )
 
     def _site(self, *fields: Any) -> int:
+        """Return the number of a site, which is added if it is new."""
         site = Site(*fields)
         number = self._number_of_site.get(site)
         if number is None:

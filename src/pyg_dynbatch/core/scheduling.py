@@ -1,4 +1,10 @@
-"""Schedule recorded calls: which run together, in which order, and which rows they read."""
+"""Schedule recorded calls: which run together, in which order, and which rows they read.
+
+join (``joining.py``) → merge → choose, in autobatch alone → fuse → place
+
+From merge on, each phase takes the :class:`Calls` of the one before it. What becomes known of the
+values on the way, such as their rows, is written into one object, :class:`Values`.
+"""
 
 from collections.abc import Iterator, Sequence
 from itertools import islice, pairwise
@@ -60,15 +66,15 @@ def schedule_recordings(recordings: Sequence[Recording], policy: Policy = "depth
     kept = np.zeros(joined.code.size, dtype=np.uint8)
     kept[values.value[joined.outputs.values]] = 1
     calls = fuse(calls, kept)
-    steps, read = place(calls, policy, rows)
-    flat, outputs = _place_outputs(joined, values, read)
+    steps, rows_read = place(calls, policy, rows)
+    index, outputs = _place_outputs(joined, values, rows_read)
 
     columns = zip(sites.row_types, constants.counts, inputs.tolist(), rows.tolist(), strict=True)
     return Steps(
         signatures=sites.signatures,
         buffers=tuple(BufferSpec(*column) for column in columns),
         steps=steps,
-        index=torch.from_numpy(flat),
+        index=torch.from_numpy(index),
         constants=tuple(constants.rows),
         outputs=outputs,
         num_examples=len(recordings),
@@ -78,7 +84,11 @@ def schedule_recordings(recordings: Sequence[Recording], policy: Policy = "depth
 
 
 class Values:
-    """What scheduling finds out about the values of a code: arrays with an entry per integer."""
+    """What scheduling finds out about the values of a code: arrays with an entry per integer.
+
+    Values(size) → merge writes all four → fuse renumbers ``call`` → place gives results their rows
+    → rows_of(numbers)
+    """
 
     def __init__(self, size: int = 0) -> None:
         self.value = np.empty(size, dtype=np.int32)  # the equal value that replaces it
@@ -179,7 +189,7 @@ def merge(
     calls = Calls(
         records,
         count,
-        kind=sites.table[2][code[member]],
+        kind=sites.signature_numbers[code[member]],
         first_member=np.arange(count + 1, dtype=np.int32),
         member=member,
         first_read=first_read,
@@ -258,10 +268,15 @@ def _fused_program(sites: Sites, code: np.ndarray) -> FusedProgram:
 
 
 def _decoded_program(sites: Sites, code: Sequence[int]) -> FusedProgram:
-    """Decode a program that ``write_chains`` of ``native/fuse.c`` has written.
+    """Decode a program that ``write_chain`` of ``native/fuse.c`` has written.
 
     It refers to result ``r`` of call ``c`` by ``c * most_results + r``, and by -1 to the next
-    operand.
+    operand. With signatures 0, 1 and 2 for ``left``, ``right`` and ``add``, of one result each,
+    ``add(left(a), right(b))`` is::
+
+        3 1     0 -1   1 -1   2 0 1     2 0
+        calls,  left   right  add       the outputs: result 0
+        outputs of a   of b   of both   of call 2
     """
     num_calls, num_outputs = code[:2]
 
@@ -351,11 +366,11 @@ def _decoded_steps(
 
 
 def _place_outputs(
-    joined: Joined, values: Values, read: np.ndarray
+    joined: Joined, values: Values, rows_read: np.ndarray
 ) -> tuple[np.ndarray, dict[str, Output]]:
-    """Append the rows of the outputs, and the example of each, to the flat index."""
-    flat = [read]
-    size = read.size
+    """Append the rows of the outputs, and the example of each, to the rows that steps read."""
+    index = [rows_read]
+    size = rows_read.size
     begin = 0
     outputs = dict[str, Output]()
     for name, end in joined.outputs.ends.items():
@@ -371,9 +386,9 @@ def _place_outputs(
             raise mismatch(TypeError, problem, expected, got, hint=hint)
         rows = values.rows_of(numbers)
         row_type = int(types[0]) if types.size else 0
-        rows_read = IndexSlice(row_type, size, rows.size, contiguous(rows))
-        outputs[name] = Output(rows_read, size + rows.size)
-        flat += [rows, example]
+        output_rows = IndexSlice(row_type, size, rows.size, contiguous(rows))
+        outputs[name] = Output(output_rows, size + rows.size)
+        index += [rows, example]
         size += 2 * rows.size
         begin = end
-    return np.concatenate(flat, dtype=np.int64), outputs
+    return np.concatenate(index, dtype=np.int64), outputs
