@@ -58,7 +58,8 @@ class RecursiveCell(nn.Module, ABC):
     """Width of each part of a state; the first part is the hidden row, which is the default."""
 
     _scheduled: ClassVar[dict[str, Callable[..., Any]]] = {}
-    """The methods whose results :meth:`run_schedule` computes, as its class found them."""
+    """The methods whose results :meth:`run_schedule` computes, as they were in the class that
+    defines it: a subclass that overrides one of them is run level by level."""
 
     def __init_subclass__(cls, **options: object) -> None:
         super().__init_subclass__(**options)
@@ -317,7 +318,7 @@ class NaryTreeLSTMCell(_TreeLSTMCell):
         checked_count(f"{type(self).__name__}: arity", arity)
         super().__init__(in_channels, out_channels, arity, forget_bias, recurrent_dropout)
 
-    run_schedule = _TreeLSTMCell.run_schedule  # repeats the step below
+    run_schedule = _TreeLSTMCell.run_schedule  # of this class: it computes the step below
 
     def step(self, projected: Float[Tensor, "row projected"], children: Any) -> States:
         """Compute the gates and the new state; see the class."""
@@ -384,7 +385,7 @@ class ChildSumTreeLSTMCell(_TreeLSTMCell):
     ) -> None:
         super().__init__(in_channels, out_channels, None, forget_bias, recurrent_dropout)
 
-    run_schedule = _TreeLSTMCell.run_schedule  # repeats the step below
+    run_schedule = _TreeLSTMCell.run_schedule  # of this class: it computes the step below
 
     def step(self, projected: Float[Tensor, "row projected"], children: Any) -> States:
         """Compute the gates and the new state; see the class."""
@@ -550,26 +551,27 @@ def run_levels(
     chosen: Int[Tensor, " chosen"] | None = None,
     weight: Float[Tensor, " slot"] | None = None,
 ) -> States:
-    """Run a cell over all levels: one product with all inputs, then one step per level.
+    """Run a cell over all levels: one product with all inputs, then level by level its step.
 
-    A cell with hooks, or a different ``forward``, is called once per level instead. Returns the
-    states in node order or level order, or the rows ``chosen`` of the level order. ``weight`` are
-    factors of the states of children, see :func:`slot_weights`.
+    A large level is split into blocks on CPUs. A cell with hooks, or a different ``forward``, is
+    called instead. Returns the states in node order or level order, or the rows ``chosen`` of the
+    level order. ``weight`` are factors of the states of children, see :func:`slot_weights`.
     """
     arity = cell.arity
-    num_leaves, *level_inputs = schedule.level_inputs or (0,)
-    leaf_size, *level_sizes = schedule.level_sizes or (0,)
+    leaf_inputs, *level_inputs = schedule.level_inputs or (0,)
+    num_leaves, *level_sizes = schedule.level_sizes or (0,)
 
-    leaves = inputs[:num_leaves]
-    if leaf_size > num_leaves:
+    leaves = inputs[:leaf_inputs]
+    if num_leaves > leaf_inputs:
         # One row for each of them, so that dropout inside the cell is drawn for each.
-        missing = inputs.new_zeros(leaf_size - num_leaves, cell.in_channels)
-        leaves = torch.cat([leaves, missing])
+        zeros = inputs.new_zeros(num_leaves - leaf_inputs, cell.in_channels)
+        leaves = torch.cat([leaves, zeros])
     products = RunProducts()
     with products.of_step(inputs.device, inputs.size(0)):
-        has_missing = sum(level_inputs) < sum(level_sizes)
-        call = _calls_of(cell, inputs[num_leaves:], inputs, has_missing)
+        all_have_inputs = sum(level_inputs) == sum(level_sizes)
+        call = _calls_of(cell, inputs[leaf_inputs:], inputs, all_have_inputs)
         states = call.leaf(leaves)
+    # Row 0 is the state of missing children; the k-th node in level order has row k + 1.
     buffer = RowBuffer(schedule.num_nodes + 1, zero_rows=1)
     buffer.allocate(states, stored_dtypes(states))
     token = buffer.write(new_token(inputs), 1, states)
@@ -578,11 +580,11 @@ def run_levels(
     own_rows = call.own.split(level_inputs or [0])
     all_children = schedule.children
     all_segments = schedule.child_segment if arity is None else all_children
-    row = 1 + leaf_size
-    start = sum(schedule.level_children[:1])
+    row = 1 + num_leaves  # of the first node of the level
+    start = sum(schedule.level_children[:1])  # behind the empty slots of the leaves
     levels = zip(level_sizes, schedule.level_children[1:], own_rows, strict=False)
     for level_size, num_children, filled in levels:
-        own = _with_missing(filled, call.none, level_size)
+        own = _with_no_input(filled, call.no_input, level_size)
         for first, size in _blocks(level_size, most):
             # Without an arity there is one block.
             end = start + (num_children if arity is None else size * arity)
@@ -604,7 +606,7 @@ def run_levels(
         children = _as_children(arity, buffer.read(token, nothing), nothing, 0)
         token = buffer.write(token, 1, call.step(own_rows[0][:0], children))
 
-    pick: Pick = (1, schedule.num_nodes)  # row 0 is the zeros of missing children
+    pick: Pick = (1, schedule.num_nodes)  # in level order
     if chosen is not None:
         pick = chosen + 1
     elif not level_order:
@@ -633,15 +635,14 @@ class _Calls(NamedTuple):
     leaf: Callable[[Tensor], States]
     step: Callable[[Tensor, Any], States]
     own: Tensor  # what inner nodes with an input pass to a step
-    none: Tensor  # what nodes without an input pass, one row
+    no_input: Tensor  # what nodes without an input pass, one row
 
 
-def _calls_of(cell: RecursiveCell, own: Tensor, like: Tensor, has_missing: bool) -> _Calls:
+def _calls_of(cell: RecursiveCell, own: Tensor, like: Tensor, all_have_inputs: bool) -> _Calls:
     """Return the methods of a cell, or calls if it has hooks or a different ``forward``."""
     if calls_only(cell, forward=RecursiveCell.forward):
-        none = cell.no_input(like)
-        return _Calls(cell.leaf, cell.step, cell.project(own), none)
-    if has_missing:
+        return _Calls(cell.leaf, cell.step, cell.project(own), cell.no_input(like))
+    if not all_have_inputs:
         _check_no_input(cell)
     call = partial(_call, cell)
     return _Calls(call, call, own, like.new_zeros(1, cell.in_channels))
@@ -672,12 +673,12 @@ def _as_children(
     return tuple(part.view(size, arity, *part.shape[1:]) for part in rows)
 
 
-def _with_missing(own: Tensor, none: Tensor, size: int) -> Tensor:
+def _with_no_input(own: Tensor, no_input: Tensor, size: int) -> Tensor:
     """Append the rows of the nodes without an input, which come last in a level."""
-    missing = size - own.size(0)
-    if not missing:
+    count = size - own.size(0)
+    if not count:
         return own
-    rest = none.expand(missing, -1)
+    rest = no_input.expand(count, -1)
     return rest if not own.size(0) else torch.cat([own, rest.to(own.dtype)])
 
 
@@ -696,7 +697,7 @@ def _rows_per_call(cell: RecursiveCell, states: States) -> int:
 
 def _blocks(rows: int, most: int) -> Iterator[tuple[int, int]]:
     """Split rows into as few blocks as possible, of about equal size: (first, size)."""
-    count = -(-rows // most) if most else 1
+    count = math.ceil(rows / most) if most else 1
     for number in range(count):
         first = rows * number // count
         yield first, rows * (number + 1) // count - first

@@ -125,7 +125,9 @@ class RecursiveLayer(MessagePassing):
         graph = GraphFields(edge_index, child_slot, has_input)
         schedule = find_schedule(reads, x, graph, schedule)
         inputs = self._input_rows(schedule, x, inputs_only, leaf_inverse)
+        # Counted in level order.
         chosen = None if nodes is None else schedule.row.index_select(0, nodes) - 1
+
         weight: Tensor | None = None
         states: States | None = None
         if self.explain and schedule.num_edges:
@@ -133,12 +135,12 @@ class RecursiveLayer(MessagePassing):
         else:
             in_levels = level_order or chosen is not None
             states = run_at_once(self.cell, schedule, inputs, leaf_inverse, in_levels)
-        if states is None:
+        if states is None:  # the cell has no faster way, or there are weights of edges
             inputs = spread_rows(inputs, leaf_inverse, schedule)
             states = run_levels(
                 self.cell, schedule, inputs, level_order=level_order, chosen=chosen, weight=weight
             )
-        elif chosen is not None:
+        elif chosen is not None:  # a faster way returns the states of all nodes
             requested = states if return_state else states[:1]
             states = tuple(part.index_select(0, chosen) for part in requested)
         return states if return_state else states[0]
@@ -318,12 +320,14 @@ def slot_weights(
 ) -> Float[Tensor, " slot"]:
     """Bring an edge mask into the order in which the steps read the states of children.
 
-    With an arity, the factor of a missing child is 1.
+    With an arity, the factor of a missing child is 1: if node 0 is the only child of node 1, and in
+    its second slot of two, ``[m]`` becomes ``[1, 1, 1, m]``, of the slots of 0 and then of 1.
     """
     if schedule.arity is None:
         return mask.index_select(0, schedule.edge_order)
     if edge_index is None:
         raise masks_need_edges()
+
     source, target = edge_index if schedule.direction == "bottom_up" else edge_index.flip(0)
     num_rows = schedule.num_nodes + 1
     row = schedule.row
