@@ -54,6 +54,8 @@ class Pairs(MovablePlan):
         ([0, 0, 1, 2], [0, 1, 1, 2])
         >>> pairs
         Pairs(2 molecules, 3 atoms, 4 pairs)
+        >>> pairs.ptr.tolist(), pairs.entry.tolist()  # atom 0 has the pairs 0 and 1, atom 1 has ...
+        ([0, 2, 4, 5], [0, 1, 1, 2, 3])
     """
 
     plan: Int[Tensor, " number"]
@@ -133,7 +135,7 @@ class Pairs(MovablePlan):
     def _planned(
         cls, pair_code: Tensor, atoms: np.ndarray, kept: Tensor | None, num_codes: int
     ) -> "Pairs | None":
-        """Plan bytes in C; None where that is not possible or something is wrong."""
+        """Plan codes of one byte each in C; None where that is not possible or not valid."""
         native = extension()
         code = pair_code.contiguous()
         used = None if kept is None else kept.cpu().bool().contiguous()
@@ -152,6 +154,7 @@ class Pairs(MovablePlan):
             "kept": used,
             "counts": counts,
         }
+        # Without a plan C only checks and counts, from which the length of the plan follows.
         if native.pairs(**fields):
             return None
         num_atoms, num_pairs, num_entries = counts.tolist()
@@ -576,7 +579,7 @@ class _OrderReLU(Function):
     @staticmethod
     def forward(ctx: Any, parts: Tensor, pairs: Pairs, native: bool) -> Tensor:
         ctx.pairs = pairs
-        if native:  # and no backward pass follows
+        if native:  # no backward pass follows
             width = parts.size(1) // 2
             between = parts.new_empty(pairs.num_pairs, width)
             loaded_extension().order_relu(
@@ -621,7 +624,8 @@ def _prepare_orders(parts: Tensor, pairs: Pairs) -> None:
 def _order_index(pairs: Pairs) -> tuple[Tensor, Tensor]:
     """For each ordered pair its two half rows: u of its first atom and v of its second.
 
-    Half rows are numbered 2 i (u of atom i) and 2 i + 1 (v of atom i).
+    Half rows are numbered 2 i (u of atom i) and 2 i + 1 (v of atom i): a pair of atoms 0 and 1
+    alone gives 0, 3 (u_0 + v_1) and 2, 1 (u_1 + v_0).
     """
 
     def build() -> tuple[Tensor, Tensor]:
@@ -636,12 +640,17 @@ def _order_index(pairs: Pairs) -> tuple[Tensor, Tensor]:
 
 
 def _half_row_index(pairs: Pairs) -> tuple[Tensor, Tensor]:
-    """For each half of an atom's row the ordered pairs that read it."""
+    """For each half of an atom's row the ordered pairs that read it.
+
+    A pair of atoms 0 and 1 alone has the orders 0, which reads u_0 and v_1, and 1, which reads u_1
+    and v_0: u_0, v_0, u_1 and v_1 are read by 0, 1, 1 and 0.
+    """
 
     def build() -> tuple[Tensor, Tensor]:
         order, ptr = pairs.orders
         length = ptr.diff()
         count = pairs.num_pairs
+
         # v of an atom is in the reverses of the ordered pairs that its u is in. Both lists of an
         # atom have the same length, so the second one begins one length later.
         number = torch.arange(order.numel(), dtype=ptr.dtype, device=ptr.device)
@@ -651,6 +660,7 @@ def _half_row_index(pairs: Pairs) -> tuple[Tensor, Tensor]:
         index[place] = order
         reverse = torch.where(order < count, order + count, order - count)
         index[place + length.index_select(0, atom)] = reverse
+
         twice = 2 * ptr
         starts = torch.stack([twice[:-1], twice[:-1] + length], 1).flatten()
         return index, torch.cat([starts, twice[-1:]])

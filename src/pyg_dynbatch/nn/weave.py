@@ -145,7 +145,9 @@ class WeaveConv(nn.Module):
             updated = self.update_pairs(self.split(x, pairs), pair, pairs, coded=coded)
         return self.update_atoms(x, self.sum_pairs(pair, pairs, coded=coded)), updated
 
-    # The parts, for networks that process the pairs in blocks.
+    # The parts, for networks that process the pairs in blocks. Of the formula above, rows of pairs
+    # are f_AP(a_i, a_j) + f_AP(a_j, a_i) (``between``), f_PP(p_ij) (``own``), and updated p_ij';
+    # rows of atoms are what f_AP reads of each (``parts``), and the sum of f_PA (``total``).
 
     def split(self, x: Tensor, pairs: Pairs) -> Tensor:
         """Apply the linear map of f_AP: ``[atom, 2 * width]``, one part per position in a pair.
@@ -192,27 +194,27 @@ class WeaveConv(nn.Module):
 
         own = self._activated("pp", self.lin_pp(pair), pairs, coded)
         if calls_only(self.lin_p, forward=nn.Linear.forward):
-            total = self._total(between, own, pairs, coded)
+            mapped = self._map_pairs(between, own, pairs, coded)
         else:
             own = code_rows(own, pairs) if coded else own
-            total = self.lin_p(torch.cat([between.to(own.dtype), own], 1))
+            mapped = self.lin_p(torch.cat([between.to(own.dtype), own], 1))
 
-        updated = self._activated("p", total, pairs, coded=False)
+        updated = self._activated("p", mapped, pairs, coded=False)
         if self.residual and self.pair_in == self.pair_out:
             updated = updated + (code_rows(pair, pairs) if coded else pair)
         return updated
 
-    def _total(self, between: Tensor, own: Tensor, pairs: Pairs, coded: bool) -> Tensor:
-        """Apply the linear map of f_P, to the second part once per code."""
-        weight_between, total = self._own_total(own)
+    def _map_pairs(self, between: Tensor, own: Tensor, pairs: Pairs, coded: bool) -> Tensor:
+        """Apply the linear map of f_P, to its second argument once per code."""
+        weight_between, mapped = self._map_own(own)
         if coded:
-            total = code_rows(total, pairs)
-        if total.dtype == between.dtype == weight_between.dtype:
-            return total.addmm_(between, weight_between.t())
-        return torch.addmm(total, between, weight_between.t())
+            mapped = code_rows(mapped, pairs)
+        if mapped.dtype == between.dtype == weight_between.dtype:
+            return mapped.addmm_(between, weight_between.t())
+        return torch.addmm(mapped, between, weight_between.t())
 
-    def _own_total(self, own: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the weight of the first part of f_P, and the linear map of the second part."""
+    def _map_own(self, own: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the weight of the first argument of f_P, and the linear map of the second."""
         widths = [self.lin_ap.out_features, self.lin_pp.out_features]
         weight_between, weight_own = self.lin_p.weight.split(widths, 1)
         return weight_between, functional.linear(own, weight_own, self.lin_p.bias)
@@ -220,7 +222,10 @@ class WeaveConv(nn.Module):
     def sum_updated(
         self, after: "WeaveConv", x: Tensor, pair: Tensor, pairs: Pairs, coded: bool
     ) -> Tensor | None:
-        """Compute what the next module sums of the updated pairs; None if their rows are needed."""
+        """Compute what the next module sums of the updated pairs, by C in inference alone.
+
+        It keeps no row per pair. None where it cannot: both modules are then called as usual.
+        """
         if not self._is_plain() or not after._is_plain() or self.residual:
             return None
         following = after.lin_pa
@@ -229,9 +234,9 @@ class WeaveConv(nn.Module):
 
         check_rows("WeaveConv", x, pair, (self.atom_in, self.pair_in), pairs, coded)
         own = self._activated("pp", self.lin_pp(pair), pairs, coded)
-        weight_between, total = self._own_total(own)
+        weight_between, mapped = self._map_own(own)
         weights = PairWeights(weight_between, following.weight, following.bias)
-        return pair_layers(self.split(x, pairs), total, weights, pairs, coded)
+        return pair_layers(self.split(x, pairs), mapped, weights, pairs, coded)
 
     def _is_plain(self) -> bool:
         """Whether pairs are updated by linear maps and ReLUs that no hook or override changes."""
@@ -284,7 +289,7 @@ class WeaveConv(nn.Module):
                 rows = self.norms[name](rows, counts, pairs.num_entries)
         elif self.norm == "layer":
             rows = self.norms[name](rows)
-        # A hook may have kept the rows.
+        # In place, unless a hook of the last module may have kept the rows.
         last = self.norms[name] if self.norm else getattr(self, f"lin_{name}")
         return rows.relu_() if calls_only(last) else rows.relu()
 
@@ -393,6 +398,11 @@ class WeaveStack(nn.Module):
         return not all(calls_only(conv, forward=WeaveConv.forward) for conv in self.convs)
 
     def _by_blocks(self, x: Tensor, table: Tensor, pairs: Pairs, size: int) -> Tensor:
+        """Run all modules, each on one block of pairs after another.
+
+        Rows of pairs are not kept: each module computes those of its block again, from the table
+        and what the modules before it read of the atoms (``parts``, one per module).
+        """
         blocks = pairs.remember(("blocks", size), lambda: pairs.split(size))
         parts: list[Tensor] = []
         for level, conv in enumerate(self._modules_in_order()):
@@ -411,6 +421,7 @@ class WeaveStack(nn.Module):
         return x
 
     def _sum_block(self, level: int, block: Pairs, table: Tensor, *parts: Tensor) -> Tensor:
+        """Compute the sum of a module over the pairs of a block."""
         convs = self._modules_in_order()
         pair = table
         for number, part in enumerate(parts):
