@@ -41,6 +41,14 @@ class Model(nn.Module, ABC):
     What the data decide, such as the words of the tokens, is the argument ``schema``; the command
     line takes it from the data module.
 
+    What a run calls, in this order:
+
+    - before training ``start_from(dataset)``, then ``parameter_groups()``;
+    - for a batch ``forward(batch)`` → ``loss(output, batch)``, and in validation and test also
+      ``values(output)`` → ``columns(values, batch)``;
+    - at the end of an epoch of these ``metrics(columns)`` of all batches;
+    - on the command line, after a test, ``draw(folder, columns, dataset)``.
+
     Example:
         >>> from torch_geometric.data import Data
         >>> class Mean(Model):

@@ -65,8 +65,9 @@ class Task(pl.LightningModule):
         self.rate: Rate = rate
         self.test_table: Table = {}
         """The table of predictions of the last test, of all ranks."""
+        # Of the batches of an epoch, from its start until its end on this rank.
         self._losses: dict[str, list[Loss]] = {"train": [], "val": [], "test": []}
-        self._columns: list[dict[str, Tensor]] = []
+        self._columns: list[dict[str, Tensor]] = []  # of validation or test
         self._terms: Tensor | None = None  # of the batches whose gradients are accumulated
 
     def setup(self, stage: str) -> None:
@@ -90,10 +91,15 @@ class Task(pl.LightningModule):
         """Run the model."""
         return self.model(batch)
 
-    # Steps.
+    # Steps. Lightning calls them in this order; an epoch of validation follows each of training,
+    # before the latter ends:
+    #
+    # on_train_epoch_start → (training_step → backward → on_before_optimizer_step) → …
+    # → on_validation_epoch_start → validation_step → … → on_validation_epoch_end
+    # → on_train_epoch_end
 
     def training_step(self, batch: Data, batch_idx: int = 0) -> Float[Tensor, ""]:
-        """Return what is differentiated for a batch, see below, without a device sync."""
+        """Return what is differentiated for a batch (see _scaled), without a device sync."""
         with flushed_subnormals():
             loss, terms = self.model.loss(self.model(batch), batch)
         self._losses["train"].append((loss.detach(), terms))
@@ -156,6 +162,7 @@ class Task(pl.LightningModule):
         self._log("test", {**self._mean_loss("test"), **self.model.metrics(self.test_table)})
 
     def _mean_loss(self, stage: Stage) -> dict[str, float]:
+        """Return the mean over all terms of all ranks; nothing if there are none."""
         own_losses = [(float(loss), int(terms)) for loss, terms in self._losses[stage]]
         self._losses[stage] = []
         losses = [pair for of_rank in self._of_all_ranks(own_losses) for pair in of_rank]
@@ -164,6 +171,7 @@ class Task(pl.LightningModule):
         return {"loss": total / count} if count else {}
 
     def _table(self) -> Table:
+        """Return the table of predictions of all ranks."""
         own_tables = [
             {name: value.cpu().numpy() for name, value in columns.items()}
             for columns in self._columns
@@ -173,6 +181,7 @@ class Task(pl.LightningModule):
         return joined_columns(tables) if tables else {}
 
     def _of_all_ranks(self, own: OfRank) -> list[OfRank]:
+        """Return what each rank has."""
         if self.trainer.world_size == 1:
             return [own]
         gathered: list[Any] = [None] * self.trainer.world_size
@@ -197,7 +206,7 @@ class Task(pl.LightningModule):
             problem = f"Task: the rate {self.rate} needs to know the end of training"
             raise mismatch(ValueError, problem, "a trainer with max_epochs or max_steps", "neither")
         factor = partial(_FACTORS[self.rate], int(steps))
-        # The function is not part of a checkpoint: a longer run that goes on ends where it ends.
+        # A checkpoint holds nothing of a lambda: a run that goes on for longer ends where it ends.
         scheduler = LambdaLR(optimizer, lambda step: factor(step))
         return {
             "optimizer": optimizer,
