@@ -19,7 +19,11 @@ from pyg_dynbatch.core.movable import MovablePlan
 
 
 class PlanningCollater(PyGCollater, ABC):
-    """Merge examples, check that they have the same fields, and let a subclass attach its plan."""
+    """Merge examples, check that they have the same fields, and let a subclass attach its plan.
+
+    Examples whose fields are tensors that can be joined are merged as columns; the others by PyG.
+    A plan that an example brings is dropped: the plan of the batch is made from its fields.
+    """
 
     needed: ClassVar[str]  # the field that the plan is made from
     may_warn = True
@@ -46,7 +50,7 @@ class PlanningCollater(PyGCollater, ABC):
         merged = _merged_columns(examples, excluded, self.follow_batch or ())
         if merged is None:
             first = examples[0]
-            if not isinstance(first, Data):
+            if not isinstance(first, Data):  # such as a tuple of them, which PyG takes apart
                 return super().__call__(list(examples))
 
             fields = first.stores[0].items()

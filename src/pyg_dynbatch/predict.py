@@ -155,6 +155,7 @@ def _entries(model: Model, source: Any) -> Iterable[Entry]:
     )
 
 
+# Names of columns that the table of predictions has of its own.
 _OF_TABLE = re.compile(r"(example|fault|node|prediction|probability|deviation|target)(_|$)")
 
 
@@ -187,7 +188,7 @@ def _predicted(
     table: Table = {"example": first + entry_of_row}
     for name in dict.fromkeys(name for entry in entries for name in entry.texts):
         texts = np.array([entry.texts.get(name, "") for entry in entries], dtype=object)
-        # What the source calls a prediction must not be taken for one of this table.
+        # What the source calls a prediction must not be taken for one: it becomes input_prediction.
         table[f"input_{name}" if _OF_TABLE.match(name) else name] = texts[entry_of_row]
     for name, column in columns.items():
         # Floating-point, also where a class is predicted: NaN is none.

@@ -136,6 +136,7 @@ class DataModule(pl.LightningDataModule, ABC):
         return self._loader("test", shuffle=False)
 
     def _loader(self, split: SplitName, shuffle: bool) -> DataLoader[Any]:
+        """Return a loader whose sampler decides the order, and the examples of this rank."""
         dataset = self.dataset(split)
         sampler = self._sampler(dataset, shuffle)
         collater = self.collater()
@@ -154,8 +155,8 @@ class DataModule(pl.LightningDataModule, ABC):
                 **options,
             )
         else:
-            # A budget of examples, as Lightning's own sampler would repeat some of them to make
-            # the shares of the ranks equal.
+            # A budget of examples instead of a batch size: no example is repeated to make the
+            # shares of the ranks equal, as DistributedSampler does.
             batches = NodeBudgetBatchSampler(sampler, [1] * len(dataset), self.batch_size)
 
         # All by name: Lightning rebuilds loaders with other samplers (overfit_batches).
@@ -176,6 +177,7 @@ class DataModule(pl.LightningDataModule, ABC):
         )
 
     def _loader_options(self) -> dict[str, Any]:
+        """Return what loaders of all splits have in common."""
         accelerator = getattr(self.trainer, "accelerator", None)
         generator = None
         if self.trainer is not None:

@@ -367,6 +367,8 @@ class MoleculeModel(Model):
         torch.Size([1])
     """
 
+    positive: Tensor  # the weight of positive labels, one per target
+
     def __init__(
         self,
         schema: MoleculeSchema | Mapping[str, Any],
@@ -383,13 +385,14 @@ class MoleculeModel(Model):
             "MoleculeModel: positive_weight", positive_weight, ("none", "balanced")
         )
         kind = self.schema.kind
+        targets = self.schema.targets
         if (loss_of_values != "mse" and kind != "regression") or (
             positive_weight != "none" and kind != "binary"
         ):
             problem = f"MoleculeModel: an option has no effect on a {kind}"
             expected = "loss_of_values for a regression, positive_weight for binary labels"
             raise mismatch(ValueError, problem, expected, f"{loss_of_values}, {positive_weight}")
-        self.network = network
+        self.network = network  # the options alone, which a checkpoint holds
         if network.get("messages") == "directed" and self.schema.pairs not in ("bonds", 1):
             problem = "MoleculeModel: directed messages need bonds"
             raise mismatch(ValueError, problem, "pairs: bonds", f"pairs: {self.schema.pairs}")
@@ -401,13 +404,12 @@ class MoleculeModel(Model):
             **network,
         )
         self.net.kept = self.schema.pair_table.kept(self.schema.pairs, self.schema.self_pairs)
-        self.scale = TargetScale(len(self.schema.targets))
-        self.register_buffer("positive", torch.ones(len(self.schema.targets)))
-        several = self.schema.kind == "regression" and len(self.schema.targets) > 1
-        self.monitor = "scaled_rmse" if several else METRICS[self.schema.kind][0]
-        self.mode = "min" if self.schema.kind == "regression" else "max"
+        self.scale = TargetScale(len(targets))
+        self.register_buffer("positive", torch.ones(len(targets)))
 
-    positive: Tensor
+        several = kind == "regression" and len(targets) > 1
+        self.monitor = "scaled_rmse" if several else METRICS[kind][0]
+        self.mode = "min" if kind == "regression" else "max"
 
     def forward(self, batch: Data) -> Float[Tensor, "molecule output"]:
         """Return scaled values, or logits."""

@@ -147,7 +147,7 @@ class TreeEncoder(nn.Module):
                 embedded, leaf_inverse = shared
             try:
                 inputs = self.embedding(embedded)
-            except IndexError:
+            except IndexError:  # which torch raises without the number of the token
                 _check_tokens(token, schedule.input_node, self.embedding.num_embeddings)
                 raise
         return self.layer(
@@ -161,7 +161,11 @@ class TreeEncoder(nn.Module):
         )
 
     def _distinct_leaves(self, token: Tensor, schedule: Levels) -> tuple[Tensor, Tensor] | None:
-        """Find the distinct tokens of leaves, if computing equal leaves once pays off."""
+        """Find the distinct tokens of leaves, if computing equal leaves once pays off.
+
+        Return the tokens to embed, the distinct ones of leaves and then all others, and which of
+        the first each leaf has: leaves 7, 5, 7 below a node 9 give 5, 7, 9 and 1, 0, 1.
+        """
         leaves = schedule.level_inputs[0] if schedule.level_inputs else 0
         # On other devices the host would have to wait for the number of words.
         on_cpu = schedule.device.type == "cpu"
@@ -422,6 +426,7 @@ class TreeClassifier(Model):
     def metrics(self, columns: Mapping[str, np.ndarray]) -> dict[str, float]:
         """Return the accuracies of a split."""
         labels = columns["target"]
+        # Which nodes are predicted correctly, and which of them count.
         hits = {"accuracy": (columns["prediction"] == labels, labels != UNLABELLED)}
         if self.polarity:
             hits["binary_accuracy"] = _polarity_hits(columns["probability"], labels)
