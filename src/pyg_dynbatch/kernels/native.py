@@ -44,7 +44,11 @@ def casting_pays_off(schedule: Levels, inputs: Tensor, weights: Sequence[Tensor]
 
 
 class NativeGates(TorchGates):
-    """Compute the gates of blocks in C."""
+    """Compute the gates of blocks in C, which reads of a block its nodes and their children.
+
+    Arguments are as for :class:`~pyg_dynbatch.kernels.blocks.TorchGates`: ``products`` are read,
+    ``gates`` and states are written, and ``own`` is what products lack of nodes with an input.
+    """
 
     def __init__(
         self,
