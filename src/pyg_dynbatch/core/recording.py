@@ -249,29 +249,6 @@ def records_of(sites: Sequence[Site], code: Integers, begin: int = 0) -> Iterato
         begin = record.end
 
 
-def checked_recordings(recordings: Iterable["Recording"], owner: str) -> list["Recording"]:
-    """List recordings; raise an error for other objects, and if they are not of one model."""
-    try:
-        checked = list(recordings)
-    except TypeError as error:
-        problem = f"{owner}: not a list of recordings"
-        hint = "[recording], if this is a single one"
-        got = type(recordings).__name__
-        raise mismatch(TypeError, problem, "one recording per example", got, hint=hint) from error
-    for number, recording in enumerate(checked):
-        where = f"example {number}"
-        if not isinstance(recording, Recording):
-            got = type(recording).__name__
-            raise mismatch(TypeError, f"{owner}: not a recording", "a Recording", got, where=where)
-        if recording.model != checked[0].model:
-            problem = f"{owner}: recordings of different models"
-            expected = f"all of one model, such as {checked[0].model or 'none'} (example 0)"
-            got = f"model {recording.model or 'none'}"
-            hint = "one mini-batch per model"
-            raise mismatch(ValueError, problem, expected, got, where=where, hint=hint)
-    return checked
-
-
 @dataclass(frozen=True, eq=False)
 class Value:
     """One value of a recording: a constant, an input row, or a result of a call.
@@ -561,23 +538,6 @@ class Recording:
         return f"Recording({size}, outputs {list(self.outputs)})"
 
 
-def _check_row_type(method: str, row_type: object) -> None:
-    if not is_row_type(row_type):
-        problem = f"Recording.{method}: not a row type"
-        raise mismatch(TypeError, problem, "a TensorType, or a tuple of some", repr(row_type))
-
-
-def holds_rows_of(array: np.ndarray, part: TensorType) -> bool:
-    """Return whether an array holds constants of a type without loss."""
-    stored = np.float64 if part.dtype == torch.float32 else numpy_dtype_of(part.dtype)
-    return np.can_cast(array.dtype, stored) and part.shape == array.shape[1:]
-
-
-def is_count(number: object) -> bool:
-    """Return whether a number of rows is a whole number that row numbers of 32 bits can reach."""
-    return hasattr(number, "__index__") and 0 <= index(number) <= np.iinfo(np.int32).max
-
-
 def _constant_row(part: TensorType, data: object) -> np.ndarray:
     """Convert a constant to an array of the shape and dtype of its type."""
     if np.ma.is_masked(data):
@@ -605,3 +565,46 @@ def _constant_row(part: TensorType, data: object) -> np.ndarray:
 
     # A copy: the recording must not change when the caller's array does.
     return rows.astype(constant_dtype(rows.dtype, part.dtype))
+
+
+# Checks.
+
+
+def checked_recordings(recordings: Iterable[Recording], owner: str) -> list[Recording]:
+    """List recordings; raise an error for other objects, and if they are not of one model."""
+    try:
+        checked = list(recordings)
+    except TypeError as error:
+        problem = f"{owner}: not a list of recordings"
+        hint = "[recording], if this is a single one"
+        got = type(recordings).__name__
+        raise mismatch(TypeError, problem, "one recording per example", got, hint=hint) from error
+    for number, recording in enumerate(checked):
+        where = f"example {number}"
+        if not isinstance(recording, Recording):
+            got = type(recording).__name__
+            raise mismatch(TypeError, f"{owner}: not a recording", "a Recording", got, where=where)
+        if recording.model != checked[0].model:
+            problem = f"{owner}: recordings of different models"
+            expected = f"all of one model, such as {checked[0].model or 'none'} (example 0)"
+            got = f"model {recording.model or 'none'}"
+            hint = "one mini-batch per model"
+            raise mismatch(ValueError, problem, expected, got, where=where, hint=hint)
+    return checked
+
+
+def _check_row_type(method: str, row_type: object) -> None:
+    if not is_row_type(row_type):
+        problem = f"Recording.{method}: not a row type"
+        raise mismatch(TypeError, problem, "a TensorType, or a tuple of some", repr(row_type))
+
+
+def holds_rows_of(array: np.ndarray, part: TensorType) -> bool:
+    """Return whether an array holds constants of a type without loss."""
+    stored = np.float64 if part.dtype == torch.float32 else numpy_dtype_of(part.dtype)
+    return np.can_cast(array.dtype, stored) and part.shape == array.shape[1:]
+
+
+def is_count(number: object) -> bool:
+    """Return whether a number of rows is a whole number that row numbers of 32 bits can reach."""
+    return hasattr(number, "__index__") and 0 <= index(number) <= np.iinfo(np.int32).max
