@@ -43,9 +43,12 @@ static int64_t checked_end(const struct check *c, int64_t example, const int32_t
 
     if (kind == CONSTANT && --c->left[site] < 0)
         return -1;
-    if (kind == INPUT && (next == size || code[next] < 0 ||
-                          code[next++] >= c->num_inputs[example * c->types + type_of(s, site)]))
-        return -1;
+    if (kind == INPUT) {
+        const int64_t inputs = c->num_inputs[example * c->types + type_of(s, site)];
+        if (next == size || code[next] < 0 || code[next] >= inputs)
+            return -1;
+        next++;
+    }
     for (int32_t each = 0; kind == CALL && each < s->arguments[signature]; each++) {
         const int64_t ragged = is_ragged(s, signature, each);
         if (ragged && next == size)
@@ -175,8 +178,8 @@ static int64_t scan(struct scan *given)
     return records;
 }
 
-/* What merging counts: the calls that remain, what they read, how much of it as ragged arguments, and
-   the calls that are left out. */
+/* What merging counts: the calls that remain, what they read, how much of it as ragged arguments,
+   and the calls that are left out. */
 enum { CALLS, READS, RAGGED_READS, MERGED_CALLS, COUNTS };
 
 /* Merges equal calls, and numbers the others. */

@@ -21,7 +21,7 @@ struct order {
     int32_t *waiting, *next, *by_depth; /* of each call: reads, the next that is ready, its step */
     int32_t *first_user, *user;         /* the calls of its group that read the results of a call */
     int32_t *group_of_kind;
-    int32_t *kinds_at_depth, *step_of_kind; /* by depth: the kinds of one depth, sorted */
+    int32_t *kinds_at_depth, *step_of_kind; /* by depth: the sorted kinds of one, and their steps */
     int32_t *ready, *left; /* by the agenda: of each kind, its first ready call, its calls left */
     double *depth_left;    /* and the sum of their depths */
 };
@@ -277,9 +277,9 @@ static int64_t first_row(const int64_t *rows, int64_t count)
     return count ? rows[0] : 0;
 }
 
-/* An argument that a call reads from other steps. A call that is not fused has one node, its record;
-   a fused one has a node per member, and a chain (see `write_chain` of fuse.c) that says for each
-   argument what it refers to inside of the step, or -1 if it is read from others. */
+/* An argument that a call reads from other steps. A call that is not fused has one node, its
+   record; a fused one has a node per member, and a chain (see `write_chain` of fuse.c) that says
+   for each argument what it refers to inside of the step, or -1 if it is read from others. */
 struct piece {
     int32_t node, argument, values; /* the node, its argument, and the number of values of it */
     int is_ragged;
@@ -342,8 +342,8 @@ static int32_t output_of(const struct place *p, int32_t call, int32_t number, in
     return next[2 * number];
 }
 
-/* Writes the steps, the rows of their results, and the lengths of what they read; returns the number
-   of slices. */
+/* Writes the steps, the rows of their results, and the lengths of what they read; returns the
+   number of slices. */
 static int64_t place_results(struct place *p)
 {
     const struct sites *s = p->sites;
