@@ -172,6 +172,7 @@ def _predicted(
     columns: Table = {}
     if usable:
         columns = _computed(members, collate([entries[number].data for number in usable]))
+    # Models of nodes say which of these entries each row is of; others have one row for each.
     usable_of_row = columns.pop("example", np.arange(len(usable)))
     is_root = columns.pop("is_root", np.ones(len(usable_of_row), dtype=bool))
     if not nodes:

@@ -257,7 +257,10 @@ class FunctionCall(StepCall):
 
 
 def step_call(engine: Engine, operation: Operation) -> StepCall:
-    """Choose how the calls of an operation are made, for one run."""
+    """Choose how the calls of an operation are made, for one run.
+
+    What is known of a function of torch need not be checked; single tensors are checked quickly.
+    """
     if not operation.is_plain:
         return StepCall(engine, operation)
     call = PlainCall(engine, operation)

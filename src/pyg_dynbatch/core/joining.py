@@ -134,7 +134,7 @@ def _joined(recordings: Sequence[Recording]) -> Joined:
     per_example = [list(accumulate(map(len, codes))), first_sites, last_sites, last_counts]
     ends, first_site, last_site, last_constant = np.array(per_example, dtype=np.int64)
 
-    # Both are written.
+    # What C writes.
     types = np.empty_like(code)
     begins = np.empty_like(code)
     records = scheduler().check(

@@ -63,12 +63,14 @@ def schedule_recordings(recordings: Sequence[Recording], policy: Policy = "depth
     values = Values(joined.code.size)
     records = Records(sites, joined.code, joined.begins, values)
     calls, merged = merge(records, constants, joined.outputs.values)
+    # A fused step must still write what outputs read.
     kept = np.zeros(joined.code.size, dtype=np.uint8)
     kept[values.value[joined.outputs.values]] = 1
     calls = fuse(calls, kept)
     steps, rows_read = place(calls, policy, rows)
     index, outputs = _place_outputs(joined, values, rows_read)
 
+    # `place` has added the rows of results.
     columns = zip(sites.row_types, constants.counts, inputs.tolist(), rows.tolist(), strict=True)
     return Steps(
         signatures=sites.signatures,
@@ -86,8 +88,8 @@ def schedule_recordings(recordings: Sequence[Recording], policy: Policy = "depth
 class Values:
     """What scheduling finds out about the values of a code: arrays with an entry per integer.
 
-    Values(size) → merge writes all four → fuse renumbers ``call`` → place gives results their rows
-    → rows_of(numbers)
+    Values(size) → merge writes all four, but no rows of results → fuse renumbers ``call`` → place
+    writes the rows of results → rows_of(numbers)
     """
 
     def __init__(self, size: int = 0) -> None:

@@ -318,7 +318,7 @@ class NaryTreeLSTMCell(_TreeLSTMCell):
         checked_count(f"{type(self).__name__}: arity", arity)
         super().__init__(in_channels, out_channels, arity, forget_bias, recurrent_dropout)
 
-    run_schedule = _TreeLSTMCell.run_schedule  # of this class: it computes the step below
+    run_schedule = _TreeLSTMCell.run_schedule  # defined here, for the step below: see _scheduled
 
     def step(self, projected: Float[Tensor, "row projected"], children: Any) -> States:
         """Compute the gates and the new state; see the class."""
@@ -385,7 +385,7 @@ class ChildSumTreeLSTMCell(_TreeLSTMCell):
     ) -> None:
         super().__init__(in_channels, out_channels, None, forget_bias, recurrent_dropout)
 
-    run_schedule = _TreeLSTMCell.run_schedule  # of this class: it computes the step below
+    run_schedule = _TreeLSTMCell.run_schedule  # defined here, for the step below: see _scheduled
 
     def step(self, projected: Float[Tensor, "row projected"], children: Any) -> States:
         """Compute the gates and the new state; see the class."""

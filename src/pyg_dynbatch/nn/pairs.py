@@ -54,7 +54,7 @@ class Pairs(MovablePlan):
         ([0, 0, 1, 2], [0, 1, 1, 2])
         >>> pairs
         Pairs(2 molecules, 3 atoms, 4 pairs)
-        >>> pairs.ptr.tolist(), pairs.entry.tolist()  # atom 0 has the pairs 0 and 1, atom 1 has ...
+        >>> pairs.ptr.tolist(), pairs.entry.tolist()  # pairs 0 and 1 of atom 0, 1 and 2 of atom 1
         ([0, 2, 4, 5], [0, 1, 1, 2, 3])
     """
 

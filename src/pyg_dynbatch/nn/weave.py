@@ -152,8 +152,8 @@ class WeaveConv(nn.Module):
     def split(self, x: Tensor, pairs: Pairs) -> Tensor:
         """Apply the linear map of f_AP: ``[atom, 2 * width]``, one part per position in a pair.
 
-        Batch normalization needs all pairs of the mini-batch. The rows themselves, if hooks or
-        an override require that the modules of f_AP are called with the rows of pairs.
+        Batch normalization needs all pairs of the mini-batch. Returns ``x`` itself if hooks or an
+        override require that the modules of f_AP are called with the rows of pairs.
         """
         if self._calls_between():
             return x
