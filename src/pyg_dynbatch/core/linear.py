@@ -81,8 +81,8 @@ class RunProducts(TorchFunctionMode):
             return _Linear.apply(rows, weight, bias, None, None)
         key = weight, weight.dtype  # which a module may change within a run
         if key not in self.sums:
-            gradient = WeightGradient()
-            self.sums[key] = _Summed.apply(weight, gradient), gradient
+            weight_gradient = WeightGradient()
+            self.sums[key] = _Summed.apply(weight, weight_gradient), weight_gradient
         return _Linear.apply(rows, weight, bias, *self.sums[key])
 
 
@@ -128,7 +128,10 @@ def _product(rows: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor
 
 
 class WeightGradient:
-    """Sum of the gradients of a weight over the steps of a run, for each backward pass."""
+    """Sum of the gradients of a weight over the steps of a run, for each backward pass.
+
+    In a pass: add(gradient, rows) for each product → take(), once
+    """
 
     def __init__(self) -> None:
         self.sums: dict[int, Tensor] = {}  # by the number of the pass: one may run within another
@@ -156,22 +159,22 @@ class WeightGradient:
 # tensor, the link, is made from the weight and given to all products. So the backward pass reaches
 # the function that made the link, and returns the sum, after all products:
 #
-#     link = _Summed.apply(weight, gradient)
-#     y = _Linear.apply(x, weight, bias, link, gradient), and so on for each step
+#     link = _Summed.apply(weight, weight_gradient)
+#     y = _Linear.apply(x, weight, bias, link, weight_gradient), and so on for each step
 
 
 class _Summed(Function):
     """Makes the link; its backward pass returns the sum."""
 
     @staticmethod
-    def forward(ctx: Any, weight: Tensor, gradient: WeightGradient) -> Tensor:
-        ctx.gradient = gradient
+    def forward(ctx: Any, weight: Tensor, weight_gradient: WeightGradient) -> Tensor:
+        ctx.weight_gradient = weight_gradient
         ctx.set_materialize_grads(False)
         return weight.new_empty(0)
 
     @staticmethod
     def backward(ctx: Any, _: None) -> tuple[Tensor | None, None]:
-        return ctx.gradient.take(), None
+        return ctx.weight_gradient.take(), None
 
 
 class _Linear(Function):
@@ -184,13 +187,13 @@ class _Linear(Function):
         weight: Tensor,
         bias: Tensor | None,
         link: Tensor | None,
-        sum_of_weight: WeightGradient | None,
+        weight_gradient: WeightGradient | None,
     ) -> Tensor:
         for_rows, for_weight, *_ = ctx.needs_input_grad
         # The numbers of the weight, too: it may get others by ``weight.data = ...``.
-        of_weight = (weight, weight.detach()) if for_rows else (None, None)
-        ctx.save_for_backward(rows if for_weight else None, *of_weight)
-        ctx.sum_of_weight = sum_of_weight
+        saved_weight = (weight, weight.detach()) if for_rows else (None, None)
+        ctx.save_for_backward(rows if for_weight else None, *saved_weight)
+        ctx.weight_gradient = weight_gradient
         ctx.set_materialize_grads(False)
         return _product(rows, weight, bias)
 
@@ -205,8 +208,8 @@ class _Linear(Function):
         is_plain = not (torch.is_grad_enabled() or is_batched)
         of_rows = of_weight = None
         if for_weight:
-            if is_plain and ctx.sum_of_weight is not None:
-                ctx.sum_of_weight.add(gradient, rows)
+            if is_plain and ctx.weight_gradient is not None:
+                ctx.weight_gradient.add(gradient, rows)
             else:
                 of_weight = gradient.t() @ rows
         if for_rows:
