@@ -105,10 +105,10 @@ class Node(nn.Module):
 
 
 def chains(node: Signature) -> Steps:
-    """Chains of 1, 2 and 3 nodes: 301, 300 and 260 rows per step, no height of oneDNN's kernels."""
+    """Chains of 1, 2 and 3 nodes: 601, 600 and 520 rows per step, no height of oneDNN's kernels."""
     recordings = [
         recording_of_structure(node, Data(edge_index=chain(n).edge_index, num_nodes=n))
-        for n in [1] + [2] * 40 + [3] * 260
+        for n in [1] + [2] * 80 + [3] * 520
     ]
     return schedule_recordings(recordings)
 
@@ -117,7 +117,7 @@ def by_engine(dtype: torch.dtype) -> list[Tensor]:
     torch.manual_seed(0)
     cell = Node()
     row = TensorType((256,))
-    inputs = torch.randn(861, 256).to(dtype).requires_grad_()
+    inputs = torch.randn(1721, 256).to(dtype).requires_grad_()
     engine, node = cell_engine(cell, row, 1, row)
     engine.to(dtype)
     steps = chains(node)
