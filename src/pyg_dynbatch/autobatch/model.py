@@ -205,6 +205,7 @@ class AutoBatch(nn.Module):
 
     def _computed(self, session: Session, outcome: Outcome) -> Any:
         value_columns = outcome.value_columns
+        # The values of the results, column by column, then those that were emitted, by name.
         rows = iter(session.rows_of(value_columns) if value_columns else ())
         leaves = [
             next(rows) if isinstance(column, ValueColumn) else column for column in outcome.columns

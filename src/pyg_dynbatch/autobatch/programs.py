@@ -85,6 +85,9 @@ class Body(Session):
     ) -> "tuple[Body, tuple[int, ...]]":
         """Record a function; also return the numbers of its results.
 
+        While the function runs, the body is the active session; it asks ``operand`` for what it
+        reads. Then only ``code`` is read, from which :func:`program_of` makes a program.
+
         Args:
             operands: What it may read.
             owner: Names it in messages.
@@ -104,7 +107,7 @@ class Body(Session):
             raise mismatch(RuntimeError, problem, where=body.where(), hint=hint) from None
         finally:
             ACTIVE.session = operands.session
-            body.inputs.clear()  # which refer to the session
+            body.inputs.clear()  # its values refer to it: a cycle would keep both alive
         body.code = body.new_code().tolist()
         return body, numbers
 
