@@ -55,6 +55,7 @@ def network_of(data: MoleculeFileData, epochs: int, folder: Path) -> MoleculeMod
         accelerator="cpu",
         logger=False,
         enable_checkpointing=False,
+        enable_model_summary=False,
         default_root_dir=folder,
     )
     trainer.fit(Task(model, optimizer, rate="one_cycle"), data)
@@ -136,7 +137,7 @@ def compare(data: MoleculeFileData, network: MoleculeModel, seed: int) -> Scores
             rows = x["test"][known["test"]]
             chance = model.predict_proba(rows)[:, 1] if is_label else None
             predicted[model_name] = model.predict(rows) if chance is None else chance
-        predicted["mean"] = np.mean([*predicted.values()], axis=0)
+        predicted["mean of all"] = np.mean([*predicted.values()], axis=0)
         for model_name, values in predicted.items():
             error = mean_squared_error(gold["test"], values) ** 0.5
             score = roc_auc_score(gold["test"], values) if is_label else error
@@ -150,7 +151,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--file", required=True)
     parser.add_argument("--targets", nargs="+", required=True, help="columns to learn")
     parser.add_argument("--kind", choices=("regression", "binary"), default="regression")
-    parser.add_argument("--split", default="random", help="random, scaffold, ...")
+    parser.add_argument("--split", default="random", help="or scaffold, ... (default: random)")
     parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3])
     parser.add_argument("--epochs", type=int, default=60)
     parser.add_argument("--output", type=Path, default=Path("runs/baselines"))
@@ -170,6 +171,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for model_name, metrics in compare(data, network, seed).items():
             for name, value in metrics.items():
                 results.setdefault((model_name, name), []).append(value)
+    metric = "ROC-AUC" if options.kind == "binary" else "RMSE"
+    print(f"{metric} on the test of a {options.split} split, {len(options.seeds)} seeds")
     for (model_name, name), values in results.items():
         spread = f" ± {np.std(values, ddof=1):.3f}" if len(values) > 1 else ""
         print(f"{model_name:<14} {name:<40} {np.mean(values):.3f}{spread}")

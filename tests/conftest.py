@@ -75,11 +75,11 @@ def pytest_collection_finish() -> None:
     gc.set_threshold(50_000, 20, 20)
 
 
-@pytest.fixture(scope="session", autouse=True)
-def _products_of_few_rows() -> None:
+@pytest.fixture
+def products_of_few_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     """Compute linear layers in steps as those of many rows and large weights."""
-    linear._MANY_ROWS = 0
-    linear._LARGE_MATRIX = 1
+    monkeypatch.setattr(linear, "_MANY_ROWS", 0)
+    monkeypatch.setattr(linear, "_LARGE_MATRIX", 1)
 
 
 @pytest.fixture(autouse=True)

@@ -149,14 +149,17 @@ def test_predict_molecules(fitted: dict[str, Path], folder: Path) -> None:
     )
 
 
-def test_predict_when_the_first_records_are_bad(fitted: dict[str, Path], folder: Path) -> None:
+def test_predict_when_the_first_records_are_bad(
+    fitted: dict[str, Path], folder: Path, capsys
+) -> None:
     checkpoint = str(fitted["molecules"] / RUN / "checkpoints/best.ckpt")
     Path("bad.smi").write_text("C(\nC(\nCCO\n")
     options = ("--checkpoint", checkpoint, "--batch-size", "1", "--output", "t.csv")
     assert run("predict", *options, "--input", "bad.smi") == 0
     assert [bool(row["prediction_melts"]) for row in rows_of("t.csv")] == [False, False, True]
     Path("all.smi").write_text("C(\n")
-    assert run("predict", *options, "--input", "all.smi") == 0
+    assert run("predict", *options, "--input", "all.smi") == 2
+    assert "every row has a fault" in capsys.readouterr().err
     assert rows_of("t.csv")[0]["fault"]
 
 

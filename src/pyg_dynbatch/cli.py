@@ -102,6 +102,10 @@ def predict(words: Sequence[str]) -> None:
     rows, faulty = write_table(options.output, parts)
     with_faults = f", {faulty:,} of them with a fault" if faulty else ""
     print(f"predicted {rows:,} rows{with_faults}", file=sys.stderr)
+    if rows and faulty == rows:
+        problem = "predict: every row has a fault, which its column of the table says"
+        hint = "the checkpoint of a model that was trained on such a file"
+        raise mismatch(ValueError, problem, where=options.output or "the output", hint=hint)
 
 
 def is_complaint(error: Exception) -> bool:

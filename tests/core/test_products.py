@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch_geometric.data import Data
 
-from pyg_dynbatch.core import Signature, Steps, TensorType, products, schedule_recordings
+from pyg_dynbatch.core import Signature, Steps, TensorType, linear, products, schedule_recordings
 from pyg_dynbatch.core.products import (
     MAKES,
     Products,
@@ -129,10 +129,11 @@ def by_engine(dtype: torch.dtype) -> list[Tensor]:
 
 @cache
 def by_engine_in_double_precision() -> list[Tensor]:
-    with use_products(Products()):
+    with mock.patch.object(linear, "_MANY_ROWS", 1_000_000):
         return by_engine(torch.float64)
 
 
+@pytest.mark.usefixtures("products_of_few_rows")
 @pytest.mark.parametrize("dtype", (torch.float64, torch.float32), ids=str)
 @pytest.mark.parametrize("choice", CHOICES, ids=str)
 def test_linear_as_in_plain_torch(choice: Products, dtype: torch.dtype) -> None:

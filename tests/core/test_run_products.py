@@ -19,6 +19,7 @@ from pyg_dynbatch.core.scheduling import schedule_recordings
 from pyg_dynbatch.nn import RecursiveLayer, TreeRNNCell
 
 VECTOR = TensorType((3,))
+pytestmark = pytest.mark.usefixtures("products_of_few_rows")
 
 
 class Mix(nn.Module):
@@ -240,7 +241,7 @@ def test_a_mode_of_the_user_decides() -> None:
 
 def test_frozen_rows_let_the_weight_change_before_the_backward_pass() -> None:
     layer = nn.Linear(3, 3)
-    with RunProducts().of_step(torch.device("cpu"), 2):
+    with RunProducts(layer).of_step(torch.device("cpu"), 2):
         rows = layer(torch.ones(2, 3))
     with torch.no_grad():
         layer.weight.mul_(2)

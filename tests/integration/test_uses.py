@@ -73,7 +73,7 @@ def test_molecule_baselines(run, tmp_path):
     path.write_text("\n".join(lines), encoding="utf-8")
     options = ("--seeds", 1, "--epochs", 1, "--output", tmp_path)
     printed = run("molecule_baselines", "--file", path, "--targets", "oxygens", *options)
-    names = ["network", "forest", "forest of bits", "boosting", "linear", "mean"]
+    names = ["network", "forest", "forest of bits", "boosting", "linear", "mean of all"]
     rows = [line for line in printed.splitlines() if " oxygens " in line]
     assert [row.partition(" oxygens ")[0].strip() for row in rows] == names
     assert number_after(printed, "forest of bits oxygens") < 0.7

@@ -11,6 +11,7 @@ from pyg_dynbatch.autobatch.families import AnyRows, Family
 from pyg_dynbatch.autobatch.sequences import Groups, SequenceRows, Sequences, of_any_length
 from pyg_dynbatch.autobatch.signatures import NOTE
 from pyg_dynbatch.core.engine import Run, StepCall, as_value
+from pyg_dynbatch.core.linear import RunProducts
 from pyg_dynbatch.core.operation import Operation
 from pyg_dynbatch.core.row_buffer import RowBuffer, Rows
 from pyg_dynbatch.core.steps import BufferSpec, Step, Steps
@@ -40,6 +41,7 @@ class SessionRun(Run):
 
     def __init__(self, session: "Session") -> None:
         super().__init__(session.table.engine)
+        self.products = RunProducts(session.root)
         self.session = session
         self.sequences = defaultdict[int, SequenceRows](SequenceRows)  # by row type
         self.index = torch.empty(0, dtype=torch.int64)  # of the schedule that runs, on the host

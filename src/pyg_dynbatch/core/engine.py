@@ -290,7 +290,7 @@ class Run:
         self.pending: list[Write] = []
         self.token = torch.empty(0)  # on the device of the schedules, from the first on
         self.called: Operation | None = None  # by the current step, which errors are about
-        self.products = RunProducts()
+        self.products = RunProducts(engine)
         # What operations of several steps share, by a name that they choose, such as all rows on
         # stacks of one type.
         self.shared: dict[Any, Any] = {}

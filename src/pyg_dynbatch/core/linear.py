@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -28,6 +29,12 @@ _LARGE_MATRIX = 2**18
 _ROWS_PER_ROW_OF_A_STEP = 2
 
 
+# Layers that choose another way, with other results for masked rows, while a mode is active.
+_WITH_FAST_PATHS = (nn.MultiheadAttention, nn.TransformerEncoder, nn.TransformerEncoderLayer)
+
+_AS_TORCH: AbstractContextManager[None] = nullcontext()
+
+
 class RunProducts(TorchFunctionMode):
     """Computes ``torch.nn.functional.linear``, and so ``torch.nn.Linear``, in the steps of one run.
 
@@ -39,21 +46,34 @@ class RunProducts(TorchFunctionMode):
     Results are those of torch up to rounding. Under autocast, checkpoints and other hooks on saved
     tensors, transforms of ``torch.func`` and ``torch.compile``, they are left to torch.
 
+    Args:
+        module: What the steps call. Its parameters say whether products are large enough.
+
     Example:
-        >>> products, layer = RunProducts(), nn.Linear(3, 4)
-        >>> with products.of_step(torch.device("cpu"), 1_000):
-        ...     layer(torch.ones(1_000, 3)).shape
-        torch.Size([1000, 4])
+        >>> layer = nn.Linear(512, 512)
+        >>> with RunProducts(layer).of_step(torch.device("cpu"), 1_000):
+        ...     layer(torch.ones(1_000, 512)).shape
+        torch.Size([1000, 512])
     """
 
-    def __init__(self) -> None:
+    def __init__(self, module: nn.Module) -> None:
         super().__init__()
+        self.module = module
         # Of each weight, the link (see below) and the sum of its gradients.
         self.sums: dict[tuple[nn.Parameter, torch.dtype], tuple[Tensor, WeightGradient]] = {}
 
     def of_step(self, device: torch.device, size: int) -> AbstractContextManager[object]:
         """Return the context of a step with this many rows."""
-        return self if device.type == "cpu" and size >= _MANY_ROWS else nullcontext()
+        if size < _MANY_ROWS or device.type != "cpu" or not self._pays_off:
+            return _AS_TORCH
+        return self
+
+    @cached_property
+    def _pays_off(self) -> bool:
+        if any(isinstance(part, _WITH_FAST_PATHS) for part in self.module.modules()):
+            return False
+        weights = (each for each in self.module.parameters() if each.dim() == 2)
+        return any(weight.numel() >= _LARGE_MATRIX for weight in weights)
 
     def __torch_function__(
         self,

@@ -319,7 +319,7 @@ def _check_column(header: Sequence[str], name: str, where: str) -> None:
             "one, by the first line of the file",
             ", ".join(map(repr, header)),
             where=where,
-            hint="the options sep and smiles_column of the table",
+            hint="--data.targets, --data.table.smiles_column or --data.table.sep of fit",
         )
 
 

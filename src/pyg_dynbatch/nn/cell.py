@@ -14,7 +14,13 @@ from torch.nn import functional
 from torch.utils._pytree import tree_map, tree_map_only
 from torch_geometric.nn.inits import reset
 
-from pyg_dynbatch.core.errors import checked_count, checked_range, count_or_none, mismatch
+from pyg_dynbatch.core.errors import (
+    checked_count,
+    checked_range,
+    count_or_none,
+    describe_value,
+    mismatch,
+)
 from pyg_dynbatch.core.levels import Levels
 from pyg_dynbatch.core.linear import RunProducts
 from pyg_dynbatch.core.operation import calls_only
@@ -566,11 +572,15 @@ def run_levels(
         # One row for each of them, so that dropout inside the cell is drawn for each.
         zeros = inputs.new_zeros(num_leaves - leaf_inputs, cell.in_channels)
         leaves = torch.cat([leaves, zeros])
-    products = RunProducts()
+    products = RunProducts(cell)
     with products.of_step(inputs.device, inputs.size(0)):
         all_have_inputs = sum(level_inputs) == sum(level_sizes)
         call = _calls_of(cell, inputs[leaf_inputs:], inputs, all_have_inputs)
         states = call.leaf(leaves)
+    if not isinstance(states, tuple):
+        problem = f"{type(cell).__name__}: a step returned no tuple"
+        expected = "the parts of a state, such as (h,)"
+        raise mismatch(TypeError, problem, expected, describe_value(states))
     # Row 0 is the state of missing children; the k-th node in level order has row k + 1.
     buffer = RowBuffer(schedule.num_nodes + 1, zero_rows=1)
     buffer.allocate(states, stored_dtypes(states))
