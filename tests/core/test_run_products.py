@@ -249,6 +249,15 @@ def test_frozen_rows_let_the_weight_change_before_the_backward_pass() -> None:
     assert torch.equal(layer.weight.grad, torch.full((3, 3), 2.0))
 
 
+@pytest.mark.parametrize(
+    "module", [nn.TransformerEncoderLayer(4, 2, 8), nn.Embedding(3, 4), nn.GRUCell(3, 4)]
+)
+def test_attention_keeps_its_fast_path(module: nn.Module) -> None:
+    has_attention = isinstance(module, nn.TransformerEncoderLayer)
+    with RunProducts(module).of_step(torch.device("cpu"), 2):
+        assert torch.overrides.has_torch_function((torch.ones(1),)) is not has_attention
+
+
 def test_one_sum_per_weight_and_run() -> None:
     loss = Case(Mix()).in_steps().sum()
     waiting: list[Any] = [loss.grad_fn]
