@@ -11,7 +11,6 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import checkpoint
 
-from pyg_dynbatch.autobatch import autobatch
 from pyg_dynbatch.core import Engine, Operations, Recording, TensorType, linear
 from pyg_dynbatch.core.linear import RunProducts
 from pyg_dynbatch.core.reference import run_one_by_one
@@ -315,28 +314,3 @@ def test_layers_equal_those_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
     in_place = computed()
     monkeypatch.setattr(linear, "_MANY_ROWS", 1_000)
     torch.testing.assert_close(in_place, computed(), rtol=1e-12, atol=1e-12)
-
-
-class Recursive(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.mix = nn.Linear(6, 3)
-        self.leaf = nn.Linear(3, 3)
-
-    def forward(self, tree: Any) -> Tensor:
-        if isinstance(tree, tuple):
-            return torch.tanh(self.mix(torch.cat([self(part) for part in tree])))
-        return torch.sigmoid(self.leaf(torch.full((3,), float(tree))))
-
-
-def test_autobatch() -> None:
-    trees = [1, (1, 2), ((1, 2), (3, (4, 5)))]
-    torch.manual_seed(0)
-    model = Recursive()
-    batched = torch.stack(list(autobatch(model)(trees)))
-    one_by_one = torch.stack([model(tree) for tree in trees])
-    torch.testing.assert_close(batched, one_by_one)
-    weights = list(model.parameters())
-    torch.testing.assert_close(
-        torch.autograd.grad(batched.sum(), weights), torch.autograd.grad(one_by_one.sum(), weights)
-    )

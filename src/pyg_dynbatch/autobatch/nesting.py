@@ -1,7 +1,7 @@
 """Values as leaves and a structure, as torch's pytrees do, but faster for tuples of tensors."""
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Protocol, final
+from typing import Any, Protocol, final, runtime_checkable
 
 from torch import Tensor
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
@@ -21,6 +21,7 @@ LEAF = tree_flatten(0)[1]
 """The structure of a single tensor."""
 
 
+@runtime_checkable
 class LeafNode(Protocol):
     """Makes objects with one leaf, such as stacks, and returns their leaves."""
 
