@@ -45,7 +45,7 @@ class Sequences:
         return self.lengths[:, None]
 
     def grouped(self, groups: Sequence[np.ndarray]) -> list[Tensor]:
-        """Return stacked rows of each group, which have one length."""
+        """Return the rows of each group of row numbers, which have one length, stacked."""
         ordered = self.pick(np.concatenate(groups))
         counts = [int(self.lengths[rows].sum()) for rows in groups]
         stacks = list[Tensor]()

@@ -59,10 +59,12 @@ def _copy(called: Callable[..., Any], copies: dict[int, nn.Module]) -> Callable[
 
 
 def _copy_of_module(module: nn.Module, copies: dict[int, nn.Module]) -> nn.Module:
+    """Copy a module, without ``__init__``, and its parts; ``copies`` holds those made so far."""
     if id(module) in copies:
         return copies[id(module)]
     copied = copies[id(module)] = module.__new__(type(module))
     for name, value in vars(module).items():
+        # Plain collections alone: the hooks of torch, in an OrderedDict, stay shared.
         vars(copied)[name] = value.copy() if type(value) in (list, dict, set) else value
         if isinstance(value, partial | MethodType):
             vars(copied)[name] = _copy(value, copies)

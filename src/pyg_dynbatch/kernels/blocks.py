@@ -437,7 +437,10 @@ class BlockKernel(Kernel):
     def _forward_levels(
         self, plan: RunPlan, rows: RunRows, inputs: Tensor, weights: Sequence[Tensor]
     ) -> None:
-        """Compute all inner nodes."""
+        """Compute all inner nodes into ``rows``, after the leaves, block by block.
+
+        ``operand`` is a view of what ``gather`` fills, so each block gathers before its products.
+        """
         weight_input, weight_hidden, all_bias = weights
         columns = rows.gates.size(1)
         width = all_bias.size(0) // 4

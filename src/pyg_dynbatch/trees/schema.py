@@ -109,7 +109,7 @@ class TreeSchema:
             if isinstance(part, str):
                 return vocabulary.row(part)
             if isinstance(part, tuple | list | dict) and part:
-                return None
+                return None  # an inner node; an empty list would be a leaf without a word
             problem = "TreeSchema: a part of the tree is not a word"
             raise mismatch(
                 ValueError, problem, "a text, or a list of words and lists", repr(part)[:60]
