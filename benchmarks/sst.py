@@ -3,7 +3,8 @@
 A binary Tree-LSTM classifier in training and inference, and the share of time spent on collating.
 
 ``fused`` is the model itself, ``unshared`` computes every leaf, ``generic`` runs the cell level by
-level, ``engine`` runs recorded calls of two modules. ``bare`` are the matrix products alone, in
+level, ``engine`` runs recorded calls of two modules; with ``-torch``, both leave all products to
+torch. ``bare`` are the matrix products alone, in
 preallocated memory; ``bare, packed`` the same by oneDNN with packed matrices where that is faster.
 ``one by one`` is a loop over the nodes of a few trees, scaled. ``step`` adds the optimiser.
 ``fetch`` and ``collate`` are measured in the same process; with loader workers, they run in
@@ -25,7 +26,7 @@ from benchmarks.tree_lstm import PlainTree, Ways, make_ways
 from benchmarks.trees import CLASSES, sentiment_trees
 from pyg_dynbatch.trees.data import Collater
 
-MODES = ("fused", "unshared", "generic", "engine")
+MODES = ("fused", "unshared", "generic", "generic-torch", "engine", "engine-torch")
 PRECISIONS: dict[str, torch.dtype | None] = {"float32": None, "bfloat16": torch.bfloat16}
 """The dtype of autocast, if it is enabled."""
 PHASES = bench.phases(

@@ -1,8 +1,10 @@
 """The binary Tree-LSTM in plain torch, and a classifier that uses it, computed in several ways."""
 
+import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeVar
+from unittest import mock
 
 import torch
 from jaxtyping import Float
@@ -11,6 +13,7 @@ from torch.nn.functional import linear
 
 from benchmarks import bench
 from benchmarks.trees import CLASSES, Shape
+from pyg_dynbatch.core import linear as products_of_runs
 from pyg_dynbatch.core.engine import Engine
 from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.core.levels import Levels
@@ -162,8 +165,9 @@ class Ways:
     """Compute a classifier with a binary Tree-LSTM, without dropout, in several ways.
 
     ``fused`` is the model itself, which computes equal leaves once; ``unshared`` computes every
-    leaf; ``generic`` runs the cell level by level with ordinary autograd; ``engine`` runs recorded
-    calls of two modules as a user would write them, and reads the ``steps`` of a batch.
+    leaf; ``generic`` runs the cell level by level; ``engine`` runs recorded calls of two modules as
+    a user would write them, and reads the ``steps`` of a batch. ``generic-torch`` and
+    ``engine-torch`` leave the products of large steps to torch, too.
     """
 
     def __init__(self, model: TreeClassifier, optimizer: torch.optim.Optimizer) -> None:
@@ -195,6 +199,9 @@ class Ways:
 
     def logits(self, mode: str, batch: Any) -> Tensor:
         """Compute the logits of all nodes, ``[node, class]``."""
+        if mode.endswith("-torch"):
+            with mock.patch.object(products_of_runs, "_MANY_ROWS", sys.maxsize):
+                return self.logits(mode.removesuffix("-torch"), batch)
         model, schedule = self.model, batch.schedule
         if mode == "fused":
             return model(batch)

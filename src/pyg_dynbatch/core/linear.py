@@ -14,7 +14,8 @@ from torch.overrides import TorchFunctionMode
 from pyg_dynbatch.core.products import BLOCK, RowProduct, packs
 
 # The mode below costs a microsecond for each call of torch within a step. Measured on AMD (Zen 4),
-# where training and inference take so much of the time without it, trees of 20 words:
+# where training and inference take so much of the time without it, trees of 20 words (modes
+# ``generic-torch`` and ``engine-torch`` of benchmarks.sst):
 #
 #   units, trees     a cell in a layer     recorded calls
 #     300, 512          0.93, 0.91           0.90, 0.85

@@ -117,8 +117,7 @@ class TreeDataset(ColumnsDataset):
     @property
     def vocabulary(self) -> Vocabulary:
         """The words whose rows the trees hold."""
-        assert self.schema.vocabulary is not None  # build() has made the schema
-        return self.schema.vocabulary
+        return cast(Vocabulary, self.schema.vocabulary)  # build() has made the schema
 
     @property
     def num_tokens(self) -> int:
