@@ -10,28 +10,41 @@ typedef float *restrict rows_t;
 typedef const float *restrict given_t;
 typedef const int64_t *restrict index_t;
 
-/* e^x = 2^n e^r with |r| <= ln(2)/2; e^r by a polynomial fitted to a relative error of 3e-9. */
-INLINE float exponential(float x)
+/* x = n ln(2) + r with |r| <= ln(2)/2; returns r, and 2^n for n from -126 to 127. */
+INLINE float reduced(float x, float *power)
 {
     const float shift = 12582912.0f; /* 1.5 * 2^23: adding it rounds to a whole number. */
-    x = x < -87.0f ? -87.0f : x;
-    x = x > 88.0f ? 88.0f : x;
-    float shifted = x * 1.44269504f + shift;
-    float n = shifted - shift;
-    float r = x - n * 0.693359375f + n * 2.12194440e-4f;
+    const float shifted = x * 1.44269504f + shift;
+    const float n = shifted - shift;
+    uint32_t bits;
+    memcpy(&bits, &shifted, sizeof bits);
+    bits = (bits << 23) + 0x3F800000;
+    memcpy(power, &bits, sizeof bits);
+    return x - n * 0.693359375f + n * 2.12194440e-4f;
+}
+
+/* e^r - 1 for |r| <= ln(2)/2, by a polynomial fitted to a relative error of 3e-9 of e^r. */
+INLINE float growth(float r)
+{
     float p = 1.38145307e-3f;
     p = p * r + 8.36877897e-3f;
     p = p * r + 4.16683890e-2f;
     p = p * r + 1.66665196e-1f;
     p = p * r + 0.5f;
-    p = p * r * r + r + 1.0f;
-    uint32_t bits, of_p;
-    memcpy(&bits, &shifted, sizeof bits);
-    memcpy(&of_p, &p, sizeof of_p);
-    of_p += bits << 23;
-    memcpy(&p, &of_p, sizeof p);
-    /* The bits of what is no number would become part of n. */
-    return x == x ? p : x;
+    return p * r * r + r;
+}
+
+INLINE float between(float low, float x, float high)
+{
+    x = x < low ? low : x;
+    return x > high ? high : x;
+}
+
+INLINE float exponential(float x)
+{
+    float power;
+    const float p = growth(reduced(between(-87.0f, x, 88.0f), &power));
+    return p * power + power;
 }
 
 INLINE float logistic(float x)
@@ -39,19 +52,13 @@ INLINE float logistic(float x)
     return 1.0f / (1.0f + exponential(-x));
 }
 
-/* An odd polynomial near 0, where 1 - 2 / (1 + e^2x) would lose digits. */
+/* (e^2x - 1) / (e^2x + 1); near 0 no digits are lost, as there 2^n is 1. It is 1 beyond 10. */
 INLINE float tangent(float x)
 {
-    float size = x < 0.0f ? -x : x;
-    float far = 1.0f - 2.0f / (1.0f + exponential(2.0f * size));
-    far = x < 0.0f ? -far : far;
-    float z = x * x;
-    float near = 1.72414910e-2f;
-    near = near * z - 5.30454889e-2f;
-    near = near * z + 1.33258790e-1f;
-    near = near * z - 3.33331436e-1f;
-    near = near * z * x + x;
-    return size < 0.5f ? near : far;
+    float power;
+    const float p = growth(reduced(between(-20.0f, 2.0f * x, 20.0f), &power));
+    const float m = p * power + (power - 1.0f);
+    return m / (m + 2.0f);
 }
 
 INLINE void add(int64_t count, rows_t rows, given_t more)
