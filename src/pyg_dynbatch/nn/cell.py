@@ -329,16 +329,17 @@ class NaryTreeLSTMCell(_TreeLSTMCell):
     def step(self, projected: Float[Tensor, "row projected"], children: Any) -> States:
         """Compute the gates and the new state; see the class."""
         width = self.out_channels
-        gates = projected[:, : 3 * width]
+        gates, own_forget = projected.split([3 * width, width], 1)
         if children is not None:
             h, c = children
             hidden = functional.linear(h.flatten(1), self.weight_hidden)
-            gates = gates + hidden[:, : 3 * width]
+            of_gates, of_forget = hidden.split([3 * width, h.size(1) * width], 1)
+            gates = gates + of_gates
         u, i, o = gates.split(width, 1)
         memory = torch.sigmoid(i) * self.drop_candidate(u.tanh())
         if children is not None:
-            forget = hidden[:, 3 * width :].unflatten(1, (h.size(1), width))
-            forget = torch.sigmoid(forget + projected[:, None, 3 * width :])
+            of_forget = of_forget.unflatten(1, (h.size(1), width))
+            forget = torch.sigmoid(of_forget + own_forget[:, None])
             memory = memory + (forget * c).sum(1)
         return torch.sigmoid(o) * memory.tanh(), memory
 
@@ -396,17 +397,18 @@ class ChildSumTreeLSTMCell(_TreeLSTMCell):
     def step(self, projected: Float[Tensor, "row projected"], children: Any) -> States:
         """Compute the gates and the new state; see the class."""
         width = self.out_channels
-        gates = projected[:, : 3 * width]
+        gates, own_forget = projected.split([3 * width, width], 1)
         if children is not None:
             h, c = children.rows
             segment_ids = children.segment_ids
+            weight, weight_of_forget = self.weight_hidden.split([3 * width, width])
             total = h.new_zeros(projected.size(0), width).index_add(0, segment_ids, h)
-            gates = gates + functional.linear(total, self.weight_hidden[: 3 * width])
+            gates = gates + functional.linear(total, weight)
         u, i, o = gates.split(width, 1)
         memory = torch.sigmoid(i) * self.drop_candidate(u.tanh())
         if children is not None:
-            own = projected[:, 3 * width :].index_select(0, segment_ids)
-            forget = own + functional.linear(h, self.weight_hidden[3 * width :])
+            own = own_forget.index_select(0, segment_ids)
+            forget = own + functional.linear(h, weight_of_forget)
             kept = torch.sigmoid(forget) * c
             memory = memory.to(kept.dtype).index_add(0, segment_ids, kept)
         return torch.sigmoid(o) * memory.tanh(), memory
