@@ -28,6 +28,7 @@ from tests.kernels.fused import combs
 from tests.strategies import chain
 
 AMD, INTEL = MAKES["AuthenticAMD"], MAKES["GenuineIntel"]
+INTEL_WITH_AMX = MAKES["GenuineIntel, amx_bf16"]
 CHOICES = (Products(), Products(packed=True), Products(chunked_gradients=True), INTEL, AMD)
 HAS_ONEDNN = torch.backends.mkldnn.is_available()
 # Width and trees: small levels in the cache, and a large matrix with over 1,024 rows.
@@ -178,6 +179,11 @@ def another_processor() -> Iterator[mock.Mock]:
     [
         ("AMD64 Family 25 Model 33 Stepping 2, AuthenticAMD", AMD, "the rule for AuthenticAMD"),
         ("Intel64 Family 6 Model 85 Stepping 7, GenuineIntel", INTEL, "the rule for GenuineIntel"),
+        (
+            "GenuineIntel avx512_bf16 amx_bf16",
+            INTEL_WITH_AMX,
+            "the rule for GenuineIntel, amx_bf16",
+        ),
         ("arm", Products(), "the rule for other makes"),
         ("", Products(), "the rule for other makes"),
     ],

@@ -14,6 +14,7 @@ from torch.func import functional_call
 from pyg_dynbatch.core.levels import Levels, schedule_structure
 from pyg_dynbatch.core.native import loaded_extension
 from pyg_dynbatch.core.products import MAKES, Products, use_products
+from pyg_dynbatch.kernels import native
 from pyg_dynbatch.kernels.native import NativeGates, NativeKernel
 from pyg_dynbatch.nn import NaryTreeLSTM, RecursiveLayer
 from tests.core.test_native import MUST_BUILD
@@ -47,6 +48,14 @@ def threads(request: pytest.FixtureRequest) -> Iterator[None]:
     torch.set_num_threads(request.param)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(params=("as it is", "packed"))
+def matrix(request: pytest.FixtureRequest) -> Iterator[None]:
+    """How products of whole schedules read a matrix, whatever the number of rows."""
+    worth_packing = 0 if request.param == "packed" else 10**9
+    with mock.patch.object(native, "_WORTH_PACKING", worth_packing):
+        yield
 
 
 @pytest.fixture
@@ -94,6 +103,7 @@ def compare(
     seed=st.integers(0, 99),
 )
 @few(20)
+@pytest.mark.usefixtures("matrix")
 def test_random_forests(parents: list[int], width: int, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     has_input = torch.rand(len(parents), generator=generator) < 0.7
@@ -104,9 +114,9 @@ def test_random_forests(parents: list[int], width: int, seed: int) -> None:
 
 
 # Rows of fewer than 16 columns (8 without AVX-512) are multiplied number by number.
-@pytest.mark.parametrize("trees", (1, 2, 3, 4, 5, 6, 7, 8, 11))
+@pytest.mark.parametrize("trees", (1, 2, 3, 4, 5, 6, 7, 8, 11, 14, 29))
 @pytest.mark.parametrize("width", (1, 5, 9, 19, 33, 100))
-@pytest.mark.usefixtures("threads")
+@pytest.mark.usefixtures("threads", "matrix")
 def test_levels_of_every_size(trees: int, width: int, calls: list[str]) -> None:
     for layer in layers(width):
         schedule = combs(trees, layer)

@@ -1,6 +1,7 @@
 """Products of rows with a matrix, by a fixed rule for each make of processor."""
 
 import platform
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -24,6 +25,8 @@ _MANY_ROWS = 1024
 
 # Largest number of weights that the second-level cache holds beside a block of rows.
 _STAYS_IN_CACHE = 2**18
+
+_ALL = sys.maxsize
 
 _CHUNKS = (512, 64)
 """Numbers of rows for which oneDNN generates kernels of weight gradients."""
@@ -50,29 +53,13 @@ class Products:
     own_work: int = 0
 
 
-# Microseconds on one thread of an AMD EPYC (Zen 5, AVX-512) with torch 2.13 and a matrix of
-# 750 x 300: the best of 20 rounds in turn, the same within 3 % in a second process. There was no
-# Intel processor: for the last column the same machine ran the code of MKL for Intel, which uses
-# AVX-512 (a preloaded `mkl_serv_intel_cpu_true` returns 1). A Xeon (AVX-512, AMX) did not gain by
-# packing either.
+# AMD EPYC (Zen 5, AVX-512), torch 2.13, one thread, a matrix of 750 x 300, microseconds: the best
+# of 20 rounds in turn, the same within 3 % in a second process. From 250 x 100 to 1500 x 600, ours
+# take 0.29 to 0.94 of MKL's time.
 #
-#                                           MKL on AMD   MKL as on Intel
-#   1,024 rows             packed  2,380       4,460            2,010
-#   gradient of 512 rows   chunks  1,300       2,230            1,000
-#   8 rows                 own        20          52               33
-#   32 rows                own        74         150               75
-#   128 rows               own       281         542              255
-#
-# From 250 x 100 to 1500 x 600, ours take 0.29 to 0.94 of MKL's time on AMD, up to 0.99 without
-# AVX-512. A schedule of a binary Tree-LSTM in one call of C takes so much of the time that blocks
-# take with MKL as on Intel, in training and in inference:
-#
-#   inner nodes     150 units      300 units      600 units
-#      21          0.73, 0.69     0.82, 0.83     0.98, 0.83
-#     148          0.85, 0.82     0.87, 0.84     1.00, 0.79
-#     458          0.90, 0.91     0.97, 0.95     1.04, 0.87
-#   1,191          0.94, 0.96     1.00, 0.99     1.08, 0.92
-#   4,740          1.00, 1.01     1.00, 1.02
+#                                   MKL
+#   1,024 rows             packed  2,380       4,460
+#   gradient of 512 rows   chunks  1,300       2,230
 #
 # Products in bfloat16, which torch leaves to oneDNN on all makes, on one thread of an AMD EPYC
 # (Zen 4, AVX-512 with bf16) that others used, too, so that the figures are rough. With a matrix of
@@ -85,6 +72,16 @@ class Products:
 #    27 m     0.94, 1.37     1.21, 1.58     1.01, 1.23
 #    50 m     0.89, 1.04     1.05, 1.24
 #   118 m     0.73, 0.81     0.71, 0.94     0.95, 0.98
+#
+# Intel Xeon (model 207, AVX-512 with bf16, without AMX), one thread, GFLOP/s with a matrix of
+# 750 x 300 and one of 1500 x 600:
+#
+#               own, packed       MKL       oneDNN in bfloat16
+#     8 rows     177, 105       71,  40          46, 54
+#    32 rows     182, 156      149, 112          71, 72
+#   128 rows     175, 169      154, 143          84, 81
+#
+# A Xeon with AMX had 160 with MKL and 1,050 in bfloat16.
 MAKES = {
     "AuthenticAMD": Products(
         packed=True,
@@ -93,9 +90,11 @@ MAKES = {
         own_weights=_STAYS_IN_CACHE,
         own_work=2**25,
     ),
-    "GenuineIntel": Products(own_nodes=512, own_weights=_STAYS_IN_CACHE),
+    "GenuineIntel, amx_bf16": Products(own_nodes=_ALL),
+    "GenuineIntel": Products(own_nodes=_ALL, own_work=_ALL),
 }
-"""The products of each make of processor that was measured. All others use plain torch."""
+"""The products of each make of processor that was measured, by what describes it in
+``/proc/cpuinfo``; the first that fits. All others use plain torch."""
 
 _asked_for: Products | None = None
 
@@ -138,10 +137,14 @@ def _products_of_make() -> Products:
 
 
 def _make_of_processor() -> str:
-    """Return the vendor of the processor, or "other makes" if it was not measured."""
+    """Return the make of the processor, or "other makes" if it was not measured."""
     described = Path("/proc/cpuinfo")
     text = described.read_text("utf-8") if described.exists() else platform.processor()
-    return next((make for make in MAKES if make in text), "other makes")
+    return next((make for make in MAKES if _describes(make, text)), "other makes")
+
+
+def _describes(make: str, text: str) -> bool:
+    return all(word in text for word in make.split(", "))
 
 
 class RowProduct:

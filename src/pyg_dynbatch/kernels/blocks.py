@@ -242,7 +242,6 @@ class RunRows(NamedTuple):
     leaf_gates: Tensor  # of computed leaves, or of one block if nothing is kept
     gates: Tensor  # of inner nodes, as in Gates, or of one block
     forget: Tensor | None
-    aligned_weight: Tensor | None = None  # a copy of the weight of h, of C
     hidden: Tensor = NO_ROWS  # h of all nodes, after a row for missing children
     leaf_hidden: Tensor = NO_ROWS  # h and c of the computed leaves
     leaf_memory: Tensor = NO_ROWS
@@ -288,7 +287,7 @@ class RunRows(NamedTuple):
     @property
     def kept(self) -> tuple[Tensor | None, ...]:
         """What the backward pass reads."""
-        return self[:9]
+        return self[:8]
 
     def gates_of(self, block: NodeBlock, keeps: bool) -> Gates:
         """The gates of a block of inner nodes."""

@@ -24,8 +24,11 @@ from pyg_dynbatch.kernels.blocks import (
     TorchGates,
 )
 
-# From this many rows on, products of aligned copies are faster by more than copying takes.
-_WORTH_COPYING = 16
+# From this many rows on, products with packed panels are faster by more than packing takes.
+_WORTH_PACKING = 48
+
+# Panels end with a whole vector, of at most this many numbers.
+_VECTOR = 16
 
 
 def runs_at_once(plan: RunPlan, weights: Sequence[Tensor]) -> bool:
@@ -129,7 +132,6 @@ class NativeKernel(Kernel):
         """Compute all nodes; in inference, the gates are those of the last block alone."""
         weight_input, weight_hidden, bias = map(_plain, weights)
         rows = RunRows.of(plan, bias, bias.size(0) // 4)
-        rows = rows._replace(aligned_weight=_aligned(weight_hidden, plan.inner))
 
         features = inputs.size(1)
         filled = inputs[plan.leaf_inputs :]
@@ -137,14 +139,14 @@ class NativeKernel(Kernel):
         if count := filled.size(0):
             own = RowProduct(weight_input, rows=count)(filled, 0, count)
 
-        longest = max(_stride(weight_hidden.size(1)), _stride(features))
         loaded_extension().tree_lstm_forward_run(
             **_fields(plan, rows, weight_hidden), keeps=plan.keeps, hidden=rows.hidden,
             rows=inputs, weight_input=weight_input, bias=bias, own=own,
             all_bias=bias.new_empty(rows.gates.size(1)), features=features,
+            products=_room_for_products(plan, rows),
             leaf_hidden=rows.leaf_hidden, leaf_memory=rows.leaf_memory,
-            aligned_input=_aligned(weight_input, plan.leaf_inputs),
-            aligned_rows=bias.new_empty(BLOCK, longest),
+            packed_input=_room_for_panels(plan.leaf_inputs, weight_input),
+            **_rooms_for_panels(plan, weight_hidden),
         )  # fmt: skip
         return rows
 
@@ -166,8 +168,10 @@ class NativeKernel(Kernel):
             hidden, memory = (rows.memory.new_zeros(plan.leaf_cells, width) for _ in range(2))
             of_cells = _packed(StateGradients(hidden, memory))
 
+        weight_hidden = _plain(weight_hidden)
         loaded_extension().tree_lstm_backward_run(
-            **_fields(plan, rows, _plain(weight_hidden)), keeps=True, given=_packed(incoming),
+            **_fields(plan, rows, weight_hidden), keeps=True, given=_packed(incoming),
+            **_rooms_for_panels(plan, weight_hidden),
             of_cells=of_cells, leaf_grads=leaf_grads, grads=grads.rows, to_forget=grads.forget,
             to_hidden=to_hidden, to_memory=to_memory, to_sums=to_sums,
         )  # fmt: skip
@@ -203,22 +207,39 @@ def _fields(plan: RunPlan, rows: RunRows, weight_hidden: Tensor) -> dict[str, An
         "leaf_of": None if plan.leaf_inverse is None else plan.cell_of_leaf.contiguous(),
         "weight_hidden": weight_hidden, "dropout_mask": _mask(plan.dropout_mask, rows.memory),
         "memory": rows.memory, "activated": rows.activated, "leaf_activated": rows.leaf_activated,
-        "gathered": rows.gathered, "sums": rows.sums, "aligned_hidden": rows.aligned_weight,
+        "gathered": rows.gathered, "sums": rows.sums,
         "leaf_gates": rows.leaf_gates, "gates": rows.gates, "forget": rows.forget,
     }  # fmt: skip
 
 
-def _aligned(weight: Tensor, rows: int) -> Tensor | None:
-    """Room for a copy of a matrix whose rows begin cache lines; itself if they do."""
-    if rows < _WORTH_COPYING:
+def _room_for_products(plan: RunPlan, rows: RunRows) -> Tensor:
+    """Room for the products of any block; those of leaves are narrower."""
+    largest = min(BLOCK, max(plan.leaf_cells, *plan.schedule.level_sizes[1:], 0))
+    return rows.gates.new_empty(largest, rows.gates.size(1))
+
+
+def _rooms_for_panels(plan: RunPlan, weight_hidden: Tensor) -> dict[str, Tensor | None]:
+    """Room to pack the weights of h, where the products of so many rows are worth it."""
+    columns = weight_hidden.size(0)
+    if not plan.ragged:
+        return {"packed_hidden": _room_for_panels(plan.inner, weight_hidden), "packed_forget": None}
+    gates, forget = weight_hidden.split([columns // 4 * 3, columns // 4])
+    return {
+        "packed_hidden": _room_for_panels(plan.inner, gates),
+        "packed_forget": _room_for_panels(plan.slots, forget),
+    }
+
+
+def _room_for_panels(rows: int, weight: Tensor) -> Tensor | None:
+    """Room for the panels of a matrix or of its transpose, if products of so many rows use them."""
+    if rows < _WORTH_PACKING:
         return None
-    if weight.size(1) == _stride(weight.size(1)) and weight.data_ptr() % 64 == 0:
-        return weight
-    return weight.new_empty(weight.size(0), _stride(weight.size(1)))
+    columns, inner = weight.shape
+    return weight.new_empty(max(columns * _in_vectors(inner), _in_vectors(columns) * inner))
 
 
-def _stride(inner: int) -> int:
-    return (inner + 15) // 16 * 16
+def _in_vectors(count: int) -> int:
+    return (count + _VECTOR - 1) // _VECTOR * _VECTOR
 
 
 def _plain(rows: Tensor) -> Tensor:

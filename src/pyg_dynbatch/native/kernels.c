@@ -1,8 +1,8 @@
 /* The kernels of fused Tree-LSTMs and weave networks, compiled once per kind of processor: setup.py
    defines VARIANT.
 
-   Blocks of nodes, for products computed elsewhere, and whole runs in one call, for runs whose
-   levels are so narrow that calls from Python, block by block, would take as long as the work. */
+   Blocks of nodes, for products computed elsewhere, and whole runs in one call, with products of
+   our own. */
 
 #include "tree_lstm.h"
 #include <string.h>
@@ -18,6 +18,7 @@
 #include "products.h"
 
 #include "gates.h"
+#include "panels.h"
 #include "weave.h"
 
 /* Nodes whose gates are computed together, so that they stay in the cache. */
@@ -51,51 +52,36 @@ static struct nodes inner_nodes_of(const struct run *r)
                           .sums = r->sums};
 }
 
-/* A row of so many numbers up to the start of the next one, where vectors cross no cache line. */
-static int64_t stride_of(int64_t inner)
-{
-    return (inner + 15) / 16 * 16;
-}
-
-/* Copies rows to `room` so that each begins a cache line, with zeros behind it. */
-static const float *aligned(const float *rows, int64_t count, int64_t inner, float *room)
-{
-    const int64_t stride = stride_of(inner);
-    if (stride == inner && (uintptr_t)rows % 64 == 0)
-        return rows;
-    for (int64_t row = 0; row < count; row++) {
-        memcpy(room + row * stride, rows + row * inner, inner * sizeof *room);
-        memset(room + row * stride + inner, 0, (stride - inner) * sizeof *room);
-    }
-    return room;
-}
-
-/* out = rows * weight^T + bias, with [count, inner] rows and a [columns, inner] weight, of which
-   there may be an aligned copy. At most BLOCK rows at a time, so that they stay in the cache. */
-static void product(const struct run *r, const float *rows, int64_t count, int64_t inner,
-                    const float *weight, const float *copy, const float *bias, int64_t columns,
-                    float *out, int threads)
+/* out = rows * weight^T + bias, with [count, inner] rows and a [columns, inner] weight, or its
+   panels if there are some. At most BLOCK rows at a time, so that they stay in the cache. */
+static void product(const float *rows, int64_t count, int64_t inner, const float *weight,
+                    const float *panels, const float *bias, int64_t columns, float *out,
+                    int threads)
 {
     for (int64_t first = 0; first < count; first += BLOCK) {
-        const int64_t size = count - first < BLOCK ? count - first : BLOCK;
+        const int64_t size = at_most(BLOCK, count - first);
         const float *some = rows + first * inner;
         float *to = out + first * columns;
-        if (copy)
-            narrow_product(aligned(some, size, inner, r->aligned_rows), size, stride_of(inner),
-                           copy, bias, columns, to, threads);
+        if (panels)
+            packed_product(some, size, inner, panels, bias, columns, to, threads);
         else
             narrow_product(some, size, inner, weight, bias, columns, to, threads);
     }
 }
 
-/* out = grads * weight, with [count, columns] grads and a [columns, inner] weight. */
+/* out = grads * weight, with [count, columns] grads and a [columns, inner] weight, or the panels of
+   its transpose if there are some. */
 static void product_back(const float *grads, int64_t count, int64_t columns, const float *weight,
-                         const float *copy, int64_t inner, float *out, int threads)
+                         const float *panels, int64_t inner, float *out, int threads)
 {
     for (int64_t first = 0; first < count; first += BLOCK) {
-        const int64_t size = count - first < BLOCK ? count - first : BLOCK;
-        narrow_product_back(grads + first * columns, size, columns, copy ? copy : weight,
-                            copy ? stride_of(inner) : inner, inner, out + first * inner, threads);
+        const int64_t size = at_most(BLOCK, count - first);
+        const float *some = grads + first * columns;
+        float *to = out + first * inner;
+        if (panels)
+            packed_product(some, size, columns, panels, 0, inner, to, threads);
+        else
+            narrow_product_back(some, size, columns, weight, inner, to, threads);
     }
 }
 
@@ -107,16 +93,18 @@ static void forward_leaves(const struct run *r, int threads)
         const int64_t size = r->cells - first < BLOCK ? r->cells - first : BLOCK;
         const int64_t missing = first + size - r->inputs;
         const int64_t filled = missing < 0 ? size : missing > size ? 0 : size - missing;
-        float *gates = r->leaf_gates + (r->keeps ? first * columns(&all) : 0);
-        product(r, r->rows + first * r->features, filled, r->features, r->weight_input,
-                r->aligned_input, r->bias, 3 * width, gates, threads);
+        product(r->rows + first * r->features, filled, r->features, r->weight_input,
+                r->packed_input, r->bias, 3 * width, r->products, threads);
         /* A missing input is an input of zeros. */
         for (int64_t row = filled; row < size; row++)
-            memcpy(gates + row * columns(&all), r->bias, columns(&all) * sizeof *gates);
-        const struct gates here = {gates, 0};
-        forward(&all, (struct block){first, size, 0, 0}, here, here, 0, 0, threads);
+            memcpy(r->products + row * columns(&all), r->bias, columns(&all) * sizeof *r->bias);
+        const struct gates products = {r->products, 0};
+        const struct gates gates = {r->leaf_gates + first * columns(&all), 0};
+        forward(&all, (struct block){first, size, 0, 0}, products, r->keeps ? gates : products, 0,
+                0, threads);
     }
-    for (int64_t leaf = 0; r->leaf_of && leaf < r->leaves; leaf++) {
+    PARALLEL_FOR(threads > 1 && r->leaves * width > ENOUGH)
+    for (int64_t leaf = 0; leaf < (r->leaf_of ? r->leaves : 0); leaf++) {
         const int64_t to = (1 + leaf) * width, from = r->leaf_of[leaf] * width;
         memcpy(r->hidden + to, r->leaf_hidden + from, width * sizeof *r->hidden);
         memcpy(r->memory + to, r->leaf_memory + from, width * sizeof *r->memory);
@@ -138,10 +126,10 @@ static struct block block_at(const struct run *r, int64_t first, int64_t end)
     return (struct block){first, size, edge, behind - edge};
 }
 
-/* The aligned copy of the weights of forget gates in rows of their own. */
-static const float *forget_copy(const struct run *r)
+/* The weights of forget gates in rows of their own, with any number of children. */
+static const float *forget_weight(const struct run *r)
 {
-    return r->aligned_hidden ? r->aligned_hidden + 3 * r->width * stride_of(r->width) : 0;
+    return r->weight_hidden + 3 * r->width * r->width;
 }
 
 /* All leaves, then all levels above them. */
@@ -152,11 +140,13 @@ static void forward_run(const struct run *r)
     const int64_t width = r->width, ragged = r->arity < 0;
     memset(r->hidden, 0, width * sizeof *r->hidden);
     memset(r->memory, 0, width * sizeof *r->memory);
-    if (r->aligned_input && r->aligned_input != r->weight_input)
-        aligned(r->weight_input, 3 * width, r->features, r->aligned_input);
-    if (r->aligned_hidden && r->aligned_hidden != r->weight_hidden)
-        aligned(r->weight_hidden, (3 + (ragged ? 1 : r->arity)) * width,
-                (ragged ? 1 : r->arity) * width, r->aligned_hidden);
+    if (r->packed_input)
+        pack_rows(r->weight_input, 3 * width, r->features, r->packed_input, threads);
+    if (r->packed_hidden)
+        pack_rows(r->weight_hidden, columns(&all), ragged ? width : r->arity * width,
+                  r->packed_hidden, threads);
+    if (r->packed_forget)
+        pack_rows(forget_weight(r), width, width, r->packed_forget, threads);
     forward_leaves(r, threads);
     /* All children of a node share the bias of the forget gate. */
     memcpy(r->all_bias, r->bias, 3 * width * sizeof *r->bias);
@@ -169,19 +159,19 @@ static void forward_run(const struct run *r)
         while (first < end) {
             const struct block b = block_at(r, first, end);
             const int64_t mine = filled < b.size ? filled : b.size;
-            float *gates = r->gates + (r->keeps ? b.first * columns(&all) : 0);
             float *forget = ragged ? r->forget + (r->keeps ? b.edge * width : 0) : 0;
             const float *children = r->gathered + b.edge * width;
             gather(&all, b, threads);
-            product(r, ragged ? r->sums + b.first * width : children, b.size,
-                    ragged ? width : r->arity * width, r->weight_hidden, r->aligned_hidden,
-                    r->all_bias, columns(&all), gates, threads);
+            product(ragged ? r->sums + b.first * width : children, b.size,
+                    ragged ? width : r->arity * width, r->weight_hidden, r->packed_hidden,
+                    r->all_bias, columns(&all), r->products, threads);
             if (ragged)
-                product(r, children, b.edges, width, r->weight_hidden + 3 * width * width,
-                        forget_copy(r), r->bias + 3 * width, width, forget, threads);
-            const struct gates here = {gates, forget};
+                product(children, b.edges, width, forget_weight(r), r->packed_forget,
+                        r->bias + 3 * width, width, forget, threads);
+            const struct gates products = {r->products, forget};
+            const struct gates gates = {r->gates + b.first * columns(&all), forget};
             const float *own = r->own ? r->own + input * 4 * width : 0;
-            forward(&all, b, here, here, own, mine, threads);
+            forward(&all, b, products, r->keeps ? gates : products, own, mine, threads);
             first += b.size;
             filled -= mine;
             input += mine;
@@ -213,6 +203,11 @@ static void backward_run(const struct run *r)
         above.outside_hidden += r->leaves * above.outside_hidden_row;
     if (above.outside_memory)
         above.outside_memory += r->leaves * above.outside_memory_row;
+    if (r->packed_hidden)
+        pack_columns(r->weight_hidden, columns(&all), ragged ? width : r->arity * width,
+                     r->packed_hidden, threads);
+    if (r->packed_forget)
+        pack_columns(forget_weight(r), width, width, r->packed_forget, threads);
     int64_t end = r->inner;
     for (int64_t level = r->levels - 1; level > 0; level--) {
         const int64_t start = end - r->sizes[level];
@@ -224,12 +219,12 @@ static void backward_run(const struct run *r)
             const struct gates gates = {r->gates + row, ragged ? r->forget + child : 0};
             backward(&all, &above, b, gates, (struct gates){grads, to_forget}, r->to_memory + child,
                      threads);
-            product_back(grads, b.size, columns(&all), r->weight_hidden, r->aligned_hidden,
+            product_back(grads, b.size, columns(&all), r->weight_hidden, r->packed_hidden,
                          ragged ? width : r->arity * width, ragged ? r->to_sums : to_hidden,
                          threads);
             if (ragged) {
-                product_back(to_forget, b.edges, width, r->weight_hidden + 3 * width * width,
-                             forget_copy(r), width, to_hidden, threads);
+                product_back(to_forget, b.edges, width, forget_weight(r), r->packed_forget, width,
+                             to_hidden, threads);
                 add_sums(&all, b, r->to_sums, to_hidden);
             }
         }

@@ -1,4 +1,4 @@
-/* Products of a few rows with a matrix, float32.
+/* Products of a few rows with a matrix as it is, float32: panels.h has those for many rows.
 
    A BLAS is made for many rows; a level near the roots of a batch has few.
    Sums stay in registers: some rows times some rows of the matrix, or some stretches of one.
@@ -14,8 +14,8 @@
 #define ROWS 3
 #define COLUMNS 4
 #endif
-#define UNROLL _Pragma("GCC unroll 8")
-/* Columns times rows of the matrix from which more threads than one are worth waking. */
+#define UNROLL _Pragma("GCC unroll 16")
+/* Numbers of a matrix from which more threads than one are worth waking. */
 #define LARGE 65536
 
 /* Aligned like floats: rows begin anywhere. */
@@ -191,25 +191,23 @@ INLINE void stretches_of(int count, const float *grads, int64_t rows_count, int6
              inner, out + m * inner);
 }
 
-/* out = grads * weight, with [count, columns] grads and a [columns, inner] weight, whose rows are
-   `stride` apart. */
+/* out = grads * weight, with [count, columns] grads and a [columns, inner] weight. */
 static void narrow_product_back(const float *grads, int64_t count, int64_t columns,
-                                const float *weight, int64_t stride, int64_t inner, float *out,
-                                int threads)
+                                const float *weight, int64_t inner, float *out, int threads)
 {
     if (inner < LANES) {
-        short_product(grads, count, columns, weight, 1, stride, 0, inner, out);
+        short_product(grads, count, columns, weight, 1, inner, 0, inner, out);
         return;
     }
     const int64_t tiles = inner / (COLUMNS * LANES);
     PARALLEL_FOR(threads > 1 && columns * inner > LARGE)
     for (int64_t tile = 0; tile < tiles; tile++) {
         const int64_t k = tile * COLUMNS * LANES;
-        stretches_of(COLUMNS, grads, count, columns, columns, weight + k, stride, inner, out + k);
+        stretches_of(COLUMNS, grads, count, columns, columns, weight + k, inner, inner, out + k);
     }
     for (int64_t k = tiles * COLUMNS * LANES; k < inner; k += LANES) {
         /* The last lanes begin earlier, and compute some sums twice. */
         const int64_t start = k + LANES > inner ? inner - LANES : k;
-        stretches_of(1, grads, count, columns, columns, weight + start, stride, inner, out + start);
+        stretches_of(1, grads, count, columns, columns, weight + start, inner, inner, out + start);
     }
 }

@@ -58,9 +58,8 @@ struct run {
     float *leaf_hidden, *leaf_memory, *leaf_activated; /* Of computed leaves. */
     float *gathered, *sums, *leaf_gates, *gates, *forget;
     float *all_bias; /* Room for the bias of the gates in the row of a node. */
-    /* Room for aligned copies of weights, or the weights if they are, or none; and of BLOCK
-       rows. */
-    float *aligned_input, *aligned_hidden, *aligned_rows;
+    float *products; /* Room for those of a block, from which its gates are computed. */
+    float *packed_input, *packed_hidden, *packed_forget; /* Room for panels of weights, or none. */
     /* The gradients of all nodes, and of the computed leaves if these are not all leaves. */
     const struct incoming *given, *of_cells;
     float *leaf_grads, *grads, *to_forget, *to_hidden, *to_memory, *to_sums;
