@@ -164,7 +164,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             options.targets,
             options.kind,
             split=SplitOptions(options.split, seed=seed),
-            pairs=2,
+            pair_set=2,
             featurizer=MoleculeFeaturizer(descriptors="rdkit"),
         )
         network = network_of(data, options.epochs, options.output)

@@ -25,7 +25,7 @@ from pyg_dynbatch.models import MoleculeModel, MoleculeSchema, predict
 
 def train(molecules: NCI, path: Path) -> None:
     """Train on 1,000 molecules, with pairs of atoms at most two bonds apart; save the model."""
-    schema = MoleculeSchema(molecules.target_names, pairs=2)
+    schema = MoleculeSchema(molecules.target_names, pair_set=2)
     data = DatasetData(molecules[:1000], molecules[1000:1200], schema=schema, batch_size=50)
     model = MoleculeModel(schema, hidden=24, atom_out=32, readout="sum", head=[32], atom_norm=None)
     task = Task(model, partial(torch.optim.AdamW, lr=0.005), rate="one_cycle")

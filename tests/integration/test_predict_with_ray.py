@@ -24,7 +24,7 @@ WORKERS = 2
 @pytest.fixture
 def checkpoint(tmp_path: Path) -> Path:
     torch.manual_seed(0)
-    schema = MoleculeSchema(("size",), pairs="bonds")
+    schema = MoleculeSchema(("size",), pair_set="bonds")
     path = tmp_path / "small.ckpt"
     MoleculeModel(schema, hidden=8, atom_out=8, readout="sum", head=[8]).save(path)
     return path

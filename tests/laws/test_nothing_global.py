@@ -144,7 +144,7 @@ def passes_over_molecules_with_its_own_generator(folder: Path) -> None:
     dataset = MoleculeFile(folder / "regression.csv", target_columns=["first", "second"])
     for shuffle in (True, False):
         loader = MoleculeLoader(
-            dataset, dataset.pair_table, 5, shuffle, pairs=2, generator=torch.Generator()
+            dataset, dataset.pair_table, 5, shuffle, pair_set=2, generator=torch.Generator()
         )
         assert len(list(loader)) > 1
 

@@ -141,9 +141,9 @@ FEATURES: dict[str, Case] = {
 }
 CASES: dict[str, Case] = {
     **FEATURES,
-    "connected pairs": Case(lambda: files(pairs="connected")),
-    "bonds": Case(lambda: files(pairs="bonds")),
-    "pairs up to two bonds": Case(lambda: files(pairs=2)),
+    "connected pairs": Case(lambda: files(pair_set="connected")),
+    "bonds": Case(lambda: files(pair_set="bonds")),
+    "pairs up to two bonds": Case(lambda: files(pair_set=2)),
     "no pair with itself": Case(lambda: files(self_pairs=False)),
     "few pairs in a batch": Case(lambda: files(max_size=100)),
     "several properties": Case(lambda: files(targets=("first", "label"))),

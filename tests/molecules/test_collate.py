@@ -75,15 +75,15 @@ def test_descriptors_are_one_row_a_molecule():
 
 def test_the_requested_pairs_are_attached():
     data = [molecule(4), molecule(0), molecule(3)]
-    for pairs, self_pairs, expected in [
+    for pair_set, self_pairs, expected in [
         ("all", True, 10 + 6),
         ("all", False, 6 + 3),
         ("bonds", False, 3 + 2),
         (2, True, 4 + 3 + 2 + 3 + 2 + 1),
     ]:
-        batch = MoleculeCollater(TABLE, pairs, self_pairs)(data)
+        batch = MoleculeCollater(TABLE, pair_set, self_pairs)(data)
         assert batch.pairs.num_pairs == expected
-        kept = TABLE.kept(pairs, self_pairs)
+        kept = TABLE.kept(pair_set, self_pairs)
         sizes = torch.tensor([4, 0, 3])
         assert batch.pairs == Pairs.from_codes(batch.pair_code, sizes, kept)
 
@@ -111,7 +111,7 @@ def coded(atoms: int, codes: list[int]) -> MoleculeData:
 FAULTS: list[tuple[dict[str, Any], list[MoleculeData], str]] = [
     ({}, [], "the batch is empty"),
     ({"exclude_keys": ["pair_code"]}, [], "exclude_keys"),
-    ({"pairs": "some"}, [], "set of pairs"),
+    ({"pair_set": "some"}, [], "set of pairs"),
     ({}, [molecule(2), molecule(2, y=None)], "other fields(?s:.*)example 1"),
     ({}, [molecule(2), coded(3, [0] * 5)], "wrong number of pairs(?s:.*)6 codes for 3 atoms"),
     ({}, [molecule(3), molecule(0), coded(2, [0, 5, 0])], "not in the table(?s:.*)example 2"),
@@ -129,4 +129,4 @@ def test_collater_and_columns_travel_to_workers():
     collate = pickle.loads(pickle.dumps(MoleculeCollater(TABLE, 2, False)))
     columns = pickle.loads(pickle.dumps(Columns.of(data)))
     assert collate(columns).pairs == MoleculeCollater(TABLE, 2, False)(data).pairs
-    assert repr(collate) == "MoleculeCollater(pairs=2, self_pairs=False)"
+    assert repr(collate) == "MoleculeCollater(pair_set=2, self_pairs=False)"

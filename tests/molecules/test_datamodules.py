@@ -115,7 +115,7 @@ def test_splits_that_cannot_be_made(tmp_path: Path, split: SplitOptions, word: s
 
 
 def test_batches_by_pairs_and_pair_sets(tmp_path: Path) -> None:
-    data = molecule_data(tmp_path, max_size=150, pairs="bonds", self_pairs=False)
+    data = molecule_data(tmp_path, max_size=150, pair_set="bonds", self_pairs=False)
     batches = list(data.test_dataloader())
     assert sum(batch.num_graphs for batch in batches) == len(data.dataset("test"))
     assert all(batch.pair_code.numel() <= 150 or batch.num_graphs == 1 for batch in batches)
@@ -126,11 +126,11 @@ def test_batches_by_pairs_and_pair_sets(tmp_path: Path) -> None:
 
 
 def test_the_schema_is_that_of_the_options(tmp_path: Path) -> None:
-    options = {"pairs": 2, "self_pairs": False, "featurizer": DESCRIBED}
+    options = {"pair_set": 2, "self_pairs": False, "featurizer": DESCRIBED}
     schema = molecule_data(tmp_path, "multiclass", **options).schema
     assert schema.targets == ("first", "second")
     assert (schema.kind, schema.num_classes) == ("multiclass", 3)
-    assert (schema.pairs, schema.self_pairs) == (2, False)
+    assert (schema.pair_set, schema.self_pairs) == (2, False)
     assert schema.featurizer.descriptor_names == DESCRIBED.descriptor_names
     assert type(schema).of(schema.as_dict()).as_dict() == schema.as_dict()
 

@@ -18,7 +18,7 @@ def rows(batches):
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_batches_carry_their_pairs(workers):
-    options = {"batch_size": 8, "pairs": 2, "self_pairs": False}
+    options = {"batch_size": 8, "pair_set": 2, "self_pairs": False}
     loader = MoleculeLoader(molecules(), TABLE, **options, num_workers=workers)
     plain = list(MoleculeLoader(molecules(), TABLE, **options))
     for batch, other in zip(loader, plain, strict=True):
@@ -36,7 +36,7 @@ def test_batches_bounded_by_pairs():
 
 
 def test_options_are_kept_under_their_own_names():
-    options = {"pairs": "bonds", "self_pairs": False, "shuffle": True}
+    options = {"pair_set": "bonds", "self_pairs": False, "shuffle": True}
     options |= {"exclude_keys": ["smiles"], "pair_table": TABLE}
     loader = MoleculeLoader(molecules(), **options)
     assert {key: getattr(loader, key) for key in options} == options

@@ -359,7 +359,7 @@ def test_a_resumed_run_equals_the_straight_one(tmp_path: Path) -> None:
 @pytest.mark.parametrize("precision", ["64-true", "bf16-true"])
 @pytest.mark.parametrize("messages", ["weave", "directed"])
 def test_every_precision_trains(tmp_path: Path, precision: Any, messages: str) -> None:
-    data = molecule_data(tmp_path, pairs="bonds")
+    data = molecule_data(tmp_path, pair_set="bonds")
     task = property_task(data, messages=messages)
     bare_trainer(tmp_path, precision=precision).fit(task, datamodule=data)
     assert all(weight.isfinite().all() for weight in task.parameters())
@@ -371,13 +371,13 @@ def test_every_precision_trains(tmp_path: Path, precision: Any, messages: str) -
 
 def test_a_model_reads_the_pairs_of_its_schema(tmp_path: Path) -> None:
     """Batches of PyG's loaders have the codes of all pairs."""
-    data = molecule_data(tmp_path, pairs=2, self_pairs=False)
+    data = molecule_data(tmp_path, pair_set=2, self_pairs=False)
     model = property_task(data).model.eval()
     molecules = list(data.dataset("train"))
     torch.testing.assert_close(
         model(Batch.from_data_list(molecules)), model(model.collater()(molecules))
     )
-    for options in ({"pairs": "all"}, {"pairs": "bonds"}, {"self_pairs": True}):
+    for options in ({"pair_set": "all"}, {"pair_set": "bonds"}, {"self_pairs": True}):
         other = molecule_data(tmp_path, **options).schema.collater()
         with pytest.raises(ValueError, match="different pairs"):
             model(other(molecules))
@@ -388,7 +388,7 @@ REFUSED = [
     (lambda: MoleculeSchema(("a", "a")), "all different"),
     (lambda: MoleculeSchema(("a",), "other"), "kind"),
     (lambda: MoleculeSchema(("a",), "multiclass", num_classes=1), "too few classes"),
-    (lambda: MoleculeSchema(("a",), pairs=9), "set of pairs"),
+    (lambda: MoleculeSchema(("a",), pair_set=9), "set of pairs"),
     (lambda: model_of(loss_of_values="l3"), "loss_of_values"),
     (lambda: model_of(positive_weight="all"), "positive_weight"),
     (lambda: model_of(messages="directed"), "need bonds"),

@@ -25,12 +25,12 @@ PAIR_SETS = [
 ]
 
 
-@pytest.mark.parametrize(("pairs", "codes"), PAIR_SETS)
-def test_sets_of_pairs(pairs: str | int, codes: list[int]) -> None:
+@pytest.mark.parametrize(("pair_set", "codes"), PAIR_SETS)
+def test_sets_of_pairs(pair_set: str | int, codes: list[int]) -> None:
     table = make()
-    assert table.kept(pairs, self_pairs=False).nonzero().flatten().tolist() == codes
-    assert table.kept(pairs, self_pairs=True).nonzero().flatten().tolist() == [0, *codes]
-    assert torch.equal(table.kept(pairs), table.kept(pairs, True))
+    assert table.kept(pair_set, self_pairs=False).nonzero().flatten().tolist() == codes
+    assert table.kept(pair_set, self_pairs=True).nonzero().flatten().tolist() == [0, *codes]
+    assert torch.equal(table.kept(pair_set), table.kept(pair_set, True))
 
 
 def test_differences_are_seen() -> None:

@@ -112,8 +112,8 @@ def fitted_molecules(folder: Path, ranks: int, batch_size: int, **network: Any) 
     statistics, and metrics.
     """
     split = SplitOptions("random", seed=0, fractions=EVEN)
-    pairs = "bonds" if network.get("messages") == "directed" else "all"
-    data = molecule_data(folder, batch_size=batch_size, split=split, pairs=pairs)
+    pair_set = "bonds" if network.get("messages") == "directed" else "all"
+    data = molecule_data(folder, batch_size=batch_size, split=split, pair_set=pair_set)
     assert len(data.dataset("train")) == 2 * ranks * batch_size
     torch.manual_seed(3)
     model = MoleculeModel(data.schema, **{**SMALL, "atom_norm": "batch", **network})

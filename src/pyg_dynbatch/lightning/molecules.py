@@ -39,7 +39,7 @@ class MoleculeDataModule(DataModule):
 
     Args:
         split: How the molecules are split.
-        pairs: Pairs of atoms that the model sees: ``all``, ``connected`` (within a fragment),
+        pair_set: Pairs of atoms that the model sees: ``all``, ``connected`` (within a fragment),
             ``bonds``, or the largest number of bonds between two atoms, 1 to 7.
         self_pairs: Whether each atom is also paired with itself.
         featurizer: Describes a molecule; None for ``MoleculeFeaturizer()``.
@@ -57,7 +57,7 @@ class MoleculeDataModule(DataModule):
     def __init__(
         self,
         split: SplitOptions = SplitOptions(),  # noqa: B008 - frozen
-        pairs: PairSet = "all",
+        pair_set: PairSet = "all",
         self_pairs: bool = True,
         featurizer: MoleculeFeaturizer | None = None,
         batch_size: int = 64,
@@ -68,7 +68,7 @@ class MoleculeDataModule(DataModule):
         super().__init__(batch_size, max_size, num_workers)
         self.processes = processes
         self.split = split
-        self.pairs = pairs
+        self.pair_set = pair_set
         self.self_pairs = self_pairs
         self.featurizer = featurizer or MoleculeFeaturizer()
 
@@ -120,7 +120,7 @@ class MoleculeDataModule(DataModule):
             self.kind,
             self.num_classes,
             self.featurizer,
-            self.pairs,
+            self.pair_set,
             self.self_pairs,
             self.table,
         )
@@ -192,7 +192,7 @@ class NCIData(MoleculeDataModule):
         **loading: Options of :class:`~pyg_dynbatch.lightning.MoleculeDataModule`.
 
     Example:
-        >>> NCIData(batch_size=32, pairs=2).kind
+        >>> NCIData(batch_size=32, pair_set=2).kind
         'regression'
     """
 

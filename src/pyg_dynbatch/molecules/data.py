@@ -174,8 +174,8 @@ class MoleculeCollater(PlanningCollater):
 
     Args:
         pair_table: What the codes mean: the table of the featurizer that made the molecules.
-        pairs: ``"all"``, ``"connected"`` (within a fragment), ``"bonds"``, or the largest number of
-            bonds between two atoms, 1 to 7.
+        pair_set: Which pairs are used: ``"all"``, ``"connected"`` (within a fragment), ``"bonds"``,
+            or the largest number of bonds between two atoms, 1 to 7.
         self_pairs: Whether each atom is also paired with itself.
         follow_batch: Fields that get a vector of molecule numbers, as in PyG.
         exclude_keys: Fields to omit, as in PyG.
@@ -198,7 +198,7 @@ class MoleculeCollater(PlanningCollater):
     def __init__(
         self,
         pair_table: PairTable,
-        pairs: str | int = "all",
+        pair_set: str | int = "all",
         self_pairs: bool = True,
         *,
         follow_batch: Sequence[str] | None = None,
@@ -206,9 +206,9 @@ class MoleculeCollater(PlanningCollater):
     ) -> None:
         super().__init__(None, follow_batch, exclude_keys)
         self.pair_table = pair_table
-        self.pairs = pairs
+        self.pair_set = pair_set
         self.self_pairs = self_pairs
-        self._kept = pair_table.kept(pairs, self_pairs)
+        self._kept = pair_table.kept(pair_set, self_pairs)
 
     def _attach(self, merged: Batch) -> None:
         fields = merged.stores[0]
@@ -229,7 +229,7 @@ class MoleculeCollater(PlanningCollater):
         fields._mapping["pairs"] = pairs
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}(pairs={self.pairs!r}, self_pairs={self.self_pairs})"
+        return f"{type(self).__name__}(pair_set={self.pair_set!r}, self_pairs={self.self_pairs})"
 
 
 class MoleculeLoader(PlanningLoader):
@@ -247,7 +247,7 @@ class MoleculeLoader(PlanningLoader):
         batch_size: Molecules per batch; omitted with ``batch_sampler``. Pass it by name inside a
             Lightning hook: Lightning cannot rebuild a loader that has it by position.
         shuffle: Whether to shuffle, differently in every pass, as torch's ``DataLoader`` does.
-        pairs: As in :class:`MoleculeCollater`.
+        pair_set: As in :class:`MoleculeCollater`.
         self_pairs: As in :class:`MoleculeCollater`.
         follow_batch: Fields that get a vector of molecule numbers, as in PyG.
         exclude_keys: Fields to omit, as in PyG.
@@ -273,17 +273,17 @@ class MoleculeLoader(PlanningLoader):
         batch_size: int | None = 1,
         shuffle: bool | None = False,
         *,
-        pairs: str | int = "all",
+        pair_set: str | int = "all",
         self_pairs: bool = True,
         follow_batch: Sequence[str] | None = None,
         exclude_keys: Sequence[str] | None = None,
         **kwargs: Any,
     ) -> None:
         self.pair_table = pair_table
-        self.pairs = pairs
+        self.pair_set = pair_set
         self.self_pairs = self_pairs
         collater = MoleculeCollater(
-            pair_table, pairs, self_pairs, follow_batch=follow_batch, exclude_keys=exclude_keys
+            pair_table, pair_set, self_pairs, follow_batch=follow_batch, exclude_keys=exclude_keys
         )
         super().__init__(
             dataset,

@@ -393,9 +393,11 @@ class MoleculeModel(Model):
             expected = "loss_of_values for a regression, positive_weight for binary labels"
             raise mismatch(ValueError, problem, expected, f"{loss_of_values}, {positive_weight}")
         self.network = network  # the options alone, which a checkpoint holds
-        if network.get("messages") == "directed" and self.schema.pairs not in ("bonds", 1):
+        if network.get("messages") == "directed" and self.schema.pair_set not in ("bonds", 1):
             problem = "MoleculeModel: directed messages need bonds"
-            raise mismatch(ValueError, problem, "pairs: bonds", f"pairs: {self.schema.pairs}")
+            raise mismatch(
+                ValueError, problem, "pair_set: bonds", f"pair_set: {self.schema.pair_set}"
+            )
         self.net = WeaveNet(
             len(self.schema.featurizer.atom_names),
             self.schema.num_outputs,
@@ -403,7 +405,7 @@ class MoleculeModel(Model):
             num_descriptors=len(self.schema.featurizer.descriptor_names),
             **network,
         )
-        self.net.kept = self.schema.pair_table.kept(self.schema.pairs, self.schema.self_pairs)
+        self.net.kept = self.schema.pair_table.kept(self.schema.pair_set, self.schema.self_pairs)
         self.scale = TargetScale(len(targets))
         self.register_buffer("positive", torch.ones(len(targets)))
 

@@ -53,11 +53,11 @@ class PairTable:
         self.distance = distance.detach().long().contiguous()
         self._check()
 
-    def kept(self, pairs: str | int = "all", self_pairs: bool = True) -> Bool[Tensor, " code"]:
+    def kept(self, pair_set: str | int = "all", self_pairs: bool = True) -> Bool[Tensor, " code"]:
         """Return which codes belong to a set of pairs, shape ``[code]``.
 
         Args:
-            pairs: ``"all"``, ``"connected"`` (within a fragment), ``"bonds"``, or the largest
+            pair_set: ``"all"``, ``"connected"`` (within a fragment), ``"bonds"``, or the largest
                 number of bonds between two atoms, 1 to 7.
             self_pairs: Whether to keep the pair of an atom with itself.
 
@@ -71,17 +71,17 @@ class PairTable:
             >>> table.kept("connected").tolist()
             [True, True, True, False]
         """
-        if isinstance(pairs, str) and pairs in _PAIR_SETS:
-            lowest, highest = _PAIR_SETS[pairs]
-        elif isinstance(pairs, int) and not isinstance(pairs, bool) and 1 <= pairs < FAR:
+        if isinstance(pair_set, str) and pair_set in _PAIR_SETS:
+            lowest, highest = _PAIR_SETS[pair_set]
+        elif isinstance(pair_set, int) and not isinstance(pair_set, bool) and 1 <= pair_set < FAR:
             lowest = 1
-            highest = pairs
+            highest = pair_set
         else:
             raise mismatch(
                 ValueError,
                 "PairTable: unknown set of pairs",
                 '"all", "connected", "bonds", or a number of bonds from 1 to 7',
-                repr(pairs),
+                repr(pair_set),
             )
         kept = (self.distance >= lowest) & (self.distance <= highest)
         kept[self.distance == 0] = self_pairs

@@ -27,8 +27,8 @@ class MoleculeSchema:
         kind: ``"regression"``, ``"binary"`` (0 or 1) or ``"multiclass"`` (0, 1, ...).
         num_classes: Classes of a ``multiclass`` property.
         featurizer: Describes a molecule.
-        pairs: Pairs of atoms that the model sees: ``"all"``, ``"connected"`` (within a fragment),
-            ``"bonds"``, or the largest number of bonds between two atoms, 1 to 7.
+        pair_set: Pairs of atoms that the model sees: ``"all"``, ``"connected"`` (within a
+            fragment), ``"bonds"``, or the largest number of bonds between two atoms, 1 to 7.
         self_pairs: Whether each atom is also paired with itself.
         table: How the table of the training is written, as others like it are.
 
@@ -36,7 +36,7 @@ class MoleculeSchema:
         ValueError: If there is no property, two have the same name, or an option is unknown.
 
     Example:
-        >>> schema = MoleculeSchema(("logS",), pairs="bonds")
+        >>> schema = MoleculeSchema(("logS",), pair_set="bonds")
         >>> MoleculeSchema.of(schema.as_dict()).num_outputs
         1
         >>> schema.entry("CO").data.num_nodes
@@ -47,7 +47,7 @@ class MoleculeSchema:
     kind: PropertyKind = "regression"
     num_classes: int = 2
     featurizer: MoleculeFeaturizer = field(default_factory=MoleculeFeaturizer)
-    pairs: str | int = "all"
+    pair_set: str | int = "all"
     self_pairs: bool = True
     table: TableOptions = TableOptions()
 
@@ -63,7 +63,7 @@ class MoleculeSchema:
         if self.kind == "multiclass" and self.num_classes < 2:
             problem = "MoleculeSchema: too few classes"
             raise mismatch(ValueError, problem, "at least 2", self.num_classes)
-        self.pair_table.kept(self.pairs, self.self_pairs)
+        self.pair_table.kept(self.pair_set, self.self_pairs)
 
     @classmethod
     def of(cls, schema: "MoleculeSchema | Mapping[str, Any]") -> "MoleculeSchema":
@@ -85,7 +85,7 @@ class MoleculeSchema:
             "kind": self.kind,
             "num_classes": self.num_classes,
             "featurizer": self.featurizer.spec(),
-            "pairs": self.pairs,
+            "pair_set": self.pair_set,
             "self_pairs": self.self_pairs,
             "table": {**asdict(self.table), "missing": list(self.table.missing)},
         }
@@ -102,7 +102,7 @@ class MoleculeSchema:
 
     def collater(self) -> MoleculeCollater:
         """Return what merges molecules to a batch."""
-        return MoleculeCollater(self.pair_table, self.pairs, self.self_pairs)
+        return MoleculeCollater(self.pair_table, self.pair_set, self.self_pairs)
 
     def read(self, path: str | Path) -> Iterator[Entry]:
         """Read a CSV, TSV, SMILES or SDF file; every record keeps its columns.
