@@ -78,21 +78,21 @@ class OrderedPairs(NamedTuple):
 def plain_weave(
     stack: WeaveStack,
     x: Float[Tensor, "atom feature"],
-    pair: Float[Tensor, "ordered channel"],
+    pair_rows: Float[Tensor, "ordered channel"],
     ends: OrderedPairs,
 ) -> Float[Tensor, "atom out"]:
     """Compute the modules by their equations, with one row per ordered pair."""
     for conv in stack.convs:
         assert isinstance(conv, WeaveConv)
         own = conv.lin_aa(x).relu()
-        received = conv.lin_pa(pair).relu()
+        received = conv.lin_pa(pair_rows).relu()
         total = torch.zeros_like(own).index_add(0, ends.first, received)
         if conv.pair_out is not None:
             first, second = x[ends.first], x[ends.second]
             forward = conv.lin_ap(torch.cat([first, second], 1)).relu()
             reverse = conv.lin_ap(torch.cat([second, first], 1)).relu()
-            kept = conv.lin_pp(pair).relu()
-            pair = conv.lin_p(torch.cat([forward + reverse, kept], 1)).relu()
+            kept = conv.lin_pp(pair_rows).relu()
+            pair_rows = conv.lin_p(torch.cat([forward + reverse, kept], 1)).relu()
         x = conv.lin_a(torch.cat([own, total], 1)).relu()
     return x
 
@@ -186,14 +186,14 @@ class WeaveBatch:
         self.pairs: Pairs = batch.pairs.to(device)
         self.table = collate.pair_table.features.to(device)
         self.ends = OrderedPairs.of(self.pairs)
-        self.pair = self.table[self.ends.code]
+        self.pair_rows = self.table[self.ends.code]
         self.schedule: Steps | None = None
 
     def double(self) -> "WeaveBatch":
         """Copy the batch with its rows in double precision."""
         copied = copy.copy(self)
         copied.x, copied.table = self.x.double(), self.table.double()
-        copied.pair = self.pair.double()
+        copied.pair_rows = self.pair_rows.double()
         return copied
 
     def sizes(self, units: int) -> WeaveSizes:
@@ -224,7 +224,7 @@ class Ways:
     def atoms(self, mode: str, batch: WeaveBatch) -> Tensor:
         """Compute the updated atom rows, ``[atom, unit]``."""
         if mode == PLAIN:
-            return plain_weave(self.stack, batch.x, batch.pair, batch.ends)
+            return plain_weave(self.stack, batch.x, batch.pair_rows, batch.ends)
         if mode == ENGINE:
             return self.recorder.engine(batch.schedule, {"atom": batch.x})["output"]
         return self.stack(batch.x, batch.table, batch.pairs)

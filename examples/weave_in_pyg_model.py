@@ -54,8 +54,8 @@ class Net(nn.Module):
             x = conv(x, batch.edge_index).relu()
         if self.weave is not None and self.last is not None:
             pairs = Pairs.from_pair_index(batch.pair_index, batch.num_nodes)
-            x, pair = self.weave(x, batch.pair_attr[pairs.column], pairs)
-            x, _ = self.last(x, pair, pairs)
+            x, pair_rows = self.weave(x, batch.pair_attr[pairs.column], pairs)
+            x, _ = self.last(x, pair_rows, pairs)
         return self.head(global_add_pool(x, batch.batch)).squeeze(1)
 
 

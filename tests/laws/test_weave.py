@@ -46,9 +46,9 @@ def stack_of(norm: str | None, residual: bool, modules: int = 2) -> WeaveStack:
 
 def plain_stack(stack: WeaveStack, x: Tensor, table: Tensor, mols: Molecules) -> Tensor:
     ordered = mols.ordered()
-    pair = table[[c for _, _, c in ordered]]
+    pair_rows = table[[c for _, _, c in ordered]]
     for conv in stack.convs:
-        x, pair = plain_weave(conv, x, pair, ordered)
+        x, pair_rows = plain_weave(conv, x, pair_rows, ordered)
     return x
 
 

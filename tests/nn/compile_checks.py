@@ -108,18 +108,18 @@ def check_weave_modules() -> None:
     for norm, training in ((None, True), ("layer", True), ("batch", True), ("batch", False)):
         conv, pairs, x, table = weave(norm)
         conv.train(training)
-        pair = rows(10, 2)
-        compare(conv, conv, x, pair, pairs, leaves=(x, pair))
+        pair_rows = rows(10, 2)
+        compare(conv, conv, x, pair_rows, pairs, leaves=(x, pair_rows))
         compare(conv, lambda *given: conv(*given, coded=True), x, table, pairs, leaves=(x, table))  # noqa: B023
 
 
 def check_weave_parts() -> None:
     for norm in NORMS:
         conv, pairs, x, _ = weave(norm)
-        parts, pair, total = rows(6, 100), rows(10, 2), rows(6, 50)
-        compare(conv, conv.update_pairs, parts, pair, pairs, leaves=(parts, pair))
+        parts, pair_rows, total = rows(6, 100), rows(10, 2), rows(6, 50)
+        compare(conv, conv.update_pairs, parts, pair_rows, pairs, leaves=(parts, pair_rows))
         compare(conv, conv.update_atoms, x, total, leaves=(x, total))
-        compare(conv, conv.sum_pairs, pair, pairs, leaves=(pair,))
+        compare(conv, conv.sum_pairs, pair_rows, pairs, leaves=(pair_rows,))
         compare(conv, conv.split, x, pairs, leaves=(x,))
 
 

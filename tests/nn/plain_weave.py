@@ -71,9 +71,9 @@ def normalized(rows: Tensor, conv: torch.nn.Module, name: str) -> Tensor:
 
 
 def plain_weave(
-    conv: torch.nn.Module, x: Tensor, pair: Tensor, ordered: list[tuple[int, int, int]]
+    conv: torch.nn.Module, x: Tensor, pair_rows: Tensor, ordered: list[tuple[int, int, int]]
 ) -> tuple[Tensor, Tensor | None]:
-    """One module; ``pair`` has a row for every ordered pair."""
+    """One module; ``pair_rows`` has a row for every ordered pair."""
 
     def f(name: str, *arguments: Tensor) -> Tensor:
         linear = getattr(conv, f"lin_{name}")
@@ -82,7 +82,7 @@ def plain_weave(
 
     first = torch.tensor([i for i, _, _ in ordered], dtype=torch.long)
     second = torch.tensor([j for _, j, _ in ordered], dtype=torch.long)
-    from_pairs = f("pa", pair)
+    from_pairs = f("pa", pair_rows)
     sums = [from_pairs[first == i].sum(0) for i in range(x.size(0))]
     total = torch.stack(sums) if sums else x.new_zeros(0, from_pairs.size(1))
     new_x = f("a", f("aa", x), total)
@@ -93,20 +93,20 @@ def plain_weave(
     one = f("ap", x[first], x[second])
     place = {(i, j): n for n, (i, j, _) in enumerate(ordered)}
     reverse = torch.tensor([place[j, i] for i, j, _ in ordered], dtype=torch.long)
-    new_pair = f("p", one + one[reverse], f("pp", pair))
-    if conv.residual and new_pair.shape == pair.shape:
-        new_pair = new_pair + pair
-    return new_x, new_pair
+    new_pair_rows = f("p", one + one[reverse], f("pp", pair_rows))
+    if conv.residual and new_pair_rows.shape == pair_rows.shape:
+        new_pair_rows = new_pair_rows + pair_rows
+    return new_x, new_pair_rows
 
 
 def plain_directed(
-    stack: torch.nn.Module, x: Tensor, pair: Tensor, ordered: list[tuple[int, int, int]]
+    stack: torch.nn.Module, x: Tensor, pair_rows: Tensor, ordered: list[tuple[int, int, int]]
 ) -> Tensor:
-    """Messages along every ordered pair of two atoms; ``pair`` has a row for every ordered pair."""
+    """Messages along every ordered pair of two atoms; ``pair_rows`` has a row for each."""
     weight = dict(stack.named_parameters())
     zero = x.new_zeros(weight["lin_message.weight"].size(0))
     start, sent = {}, {}
-    for (i, j, _), row in zip(ordered, pair, strict=True):
+    for (i, j, _), row in zip(ordered, pair_rows, strict=True):
         if i != j:
             of_atom = weight["lin_atom.weight"] @ x[i] + weight["lin_atom.bias"]
             start[i, j] = of_atom + weight["lin_pair.weight"] @ row

@@ -183,10 +183,10 @@ def test_dropped_messages() -> None:
 
 def test_dropout_drops_only_while_training() -> None:
     conv, pairs = WeaveConv(3, 2, 400, None, dropout=0.5), some_pairs()
-    x, pair = torch.randn(6, 3), torch.randn(10, 2)
-    assert not torch.equal(conv(x, pair, pairs)[0], conv(x, pair, pairs)[0])
+    x, pair_rows = torch.randn(6, 3), torch.randn(10, 2)
+    assert not torch.equal(conv(x, pair_rows, pairs)[0], conv(x, pair_rows, pairs)[0])
     conv.eval()
-    assert torch.equal(conv(x, pair, pairs)[0], conv(x, pair, pairs)[0])
+    assert torch.equal(conv(x, pair_rows, pairs)[0], conv(x, pair_rows, pairs)[0])
 
 
 @pytest.mark.parametrize("precision", [torch.bfloat16, torch.float16])
@@ -208,11 +208,11 @@ def test_inference_under_autocast(precision: torch.dtype, coded: bool) -> None:
     torch.manual_seed(0)
     pairs = Pairs.from_codes(torch.randint(0, 3, (20 * 55,)), [10] * 20)
     stack, x, table = WeaveStack(3, 2, 24), torch.randn(200, 3), torch.randn(3, 2)
-    pair = table if coded else table[pairs.code]
+    pair_rows = table if coded else table[pairs.code]
     with torch.no_grad():
-        expected = stack(x, pair, pairs, coded=coded)
+        expected = stack(x, pair_rows, pairs, coded=coded)
         with torch.autocast("cpu", dtype=precision):
-            found = stack(x, pair, pairs, coded=coded)
+            found = stack(x, pair_rows, pairs, coded=coded)
     difference = (found.float() - expected).norm() / expected.norm()
     assert 0 < difference < 0.02
 

@@ -96,15 +96,17 @@ def test_weave_conv(shares: list[Molecules], coded: bool, residual: bool) -> Non
         own, code = copy.deepcopy(conv), torch.tensor(share.code, dtype=torch.uint8)
         pairs = Pairs.from_codes(code, share.sizes, torch.tensor(kept))
         table = torch.linspace(-1, 1, 10, dtype=torch.double).view(5, 2).requires_grad_()
-        pair = table if coded else table[pairs.code].detach().requires_grad_()
+        pair_rows = table if coded else table[pairs.code].detach().requires_grad_()
         # Whatever the share, the same atom has the same row.
         sizes = torch.tensor([float(10 * n + i) for n in share.sizes for i in range(n)])
         x = torch.sin(sizes[:, None] * torch.arange(1, 4)).double().requires_grad_()
-        found = own(x, pair, pairs, coded=coded)
-        outputs, (of_x, of_pair), of_parameters, buffers = results(own, list(found), [x, pair])
+        found = own(x, pair_rows, pairs, coded=coded)
+        outputs, (of_x, of_pair_rows), of_parameters, buffers = results(
+            own, list(found), [x, pair_rows]
+        )
         if coded:  # every rank has the whole table
-            return outputs, [of_x], [*of_parameters, of_pair], buffers
-        return outputs, [of_x, of_pair], of_parameters, buffers
+            return outputs, [of_x], [*of_parameters, of_pair_rows], buffers
+        return outputs, [of_x, of_pair_rows], of_parameters, buffers
 
     whole = Molecules([n for s in shares for n in s.sizes], [c for s in shares for c in s.code])
     assert_one_rank(work(whole), on_ranks(work, shares))
@@ -127,7 +129,7 @@ def test_one_exchange_per_norm_and_pass_and_none_in_evaluation() -> None:
     conv = WeaveConv(3, 2, 4, 4, norm="batch")
     CountedBatchNorm.synchronise(conv)
     pairs = Pairs.all_pairs([3, 1])
-    x, pair = torch.randn(4, 3), torch.randn(pairs.num_pairs, 2)
+    x, pair_rows = torch.randn(4, 3), torch.randn(pairs.num_pairs, 2)
 
     def work(training: bool) -> list[str]:
         calls: list[str] = []
@@ -135,7 +137,7 @@ def test_one_exchange_per_norm_and_pass_and_none_in_evaluation() -> None:
             given = getattr(dist, name)
             setattr(dist, name, lambda *a, f=given, n=name: (calls.append(n), f(*a)))
         with Reads(calls):
-            for result in conv.train(training)(x, pair, pairs):
+            for result in conv.train(training)(x, pair_rows, pairs):
                 result.square().sum().backward(retain_graph=True)
                 calls.append("end")
         return calls

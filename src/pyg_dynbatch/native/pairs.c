@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-struct pairs {
+struct pair_plan {
     int64_t molecules, codes, stored; /* stored: codes of all pairs of all molecules */
     const int64_t *sizes;             /* atoms of each molecule */
     const uint8_t *code;              /* of each stored pair */
@@ -15,7 +15,7 @@ struct pairs {
 };
 
 /* Counts atoms, pairs and entries; returns INVALID if sizes and codes do not fit. */
-static int64_t count_pairs(const struct pairs *p)
+static int64_t count_pairs(const struct pair_plan *p)
 {
     const uint8_t *code = p->code;
     int64_t atoms = 0, stored = 0, pairs = 0, alone = 0;
@@ -56,7 +56,7 @@ static void move_back(int32_t *starts, int64_t lists)
     starts[0] = 0;
 }
 
-static void fill_plan(const struct pairs *p)
+static void fill_plan(const struct pair_plan *p)
 {
     const int64_t atoms = p->counts[0], pairs = p->counts[1], entries = p->counts[2];
     int32_t *first = p->plan, *second = first + pairs, *code = second + pairs;
@@ -118,13 +118,14 @@ static void fill_plan(const struct pairs *p)
     move_back(code_ptr, p->codes);
 }
 
-static const struct field fields_of_pairs[] = {
-    FIELD(pairs, molecules), FIELD(pairs, codes), FIELD(pairs, stored), FIELD(pairs, sizes),
-    FIELD(pairs, code),      FIELD(pairs, kept),  FIELD(pairs, counts), FIELD(pairs, plan),
+static const struct field fields_of_pair_plan[] = {
+    FIELD(pair_plan, molecules), FIELD(pair_plan, codes), FIELD(pair_plan, stored),
+    FIELD(pair_plan, sizes),     FIELD(pair_plan, code),  FIELD(pair_plan, kept),
+    FIELD(pair_plan, counts),    FIELD(pair_plan, plan),
 };
 
 /* Counts pairs without `plan`, and writes it otherwise; returns INVALID if codes do not fit. */
-static int64_t pairs(struct pairs *p)
+static int64_t pair_plan(struct pair_plan *p)
 {
     if (!p->plan)
         return count_pairs(p);
@@ -132,7 +133,7 @@ static int64_t pairs(struct pairs *p)
     return 0;
 }
 
-FUNCTION(pairs)
+FUNCTION(pair_plan)
 
 struct pair_codes {
     int64_t atoms, end;
@@ -195,7 +196,7 @@ static int64_t pair_codes(struct pair_codes *p)
 FUNCTION(pair_codes)
 
 PyMethodDef pairs_functions[] = {
-    METHOD(pairs, "Count the pairs of molecules, or write their plan; -2 if codes do not fit."),
+    METHOD(pair_plan, "Count the pairs of molecules, or write their plan; -2 if codes do not fit."),
     METHOD(pair_codes, "Codes of the pairs of a molecule from its bonds and rings."),
     {NULL, NULL, 0, NULL},
 };

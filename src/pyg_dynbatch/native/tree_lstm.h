@@ -65,7 +65,8 @@ struct run {
     float *leaf_grads, *grads, *to_forget, *to_hidden, *to_memory, *to_sums;
 };
 
-/* Pairs that a weave module updates and the next one adds up, without rows of pairs in memory. */
+/* Pairs that a weave module updates and the next one adds up, without rows of pairs in memory.
+   `codes` is the number of rows of `own`: one per code, or one per pair without `code`. */
 struct pair_layers {
     int64_t atoms, width, pairs, codes, threads;
     int64_t middle, inner, padded; /* Width of an updated row; it and the next in whole vectors. */

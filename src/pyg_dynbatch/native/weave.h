@@ -68,8 +68,8 @@ static void pair_layers(const struct pair_layers *p)
 {
     const int threads = (int)p->threads;
     PARALLEL_FOR(threads > 1)
-    for (int64_t part = 0; part < p->threads; part++)
-        sum_updated(p, p->starts[part], p->starts[part + 1]);
+    for (int64_t thread = 0; thread < p->threads; thread++)
+        sum_updated(p, p->starts[thread], p->starts[thread + 1]);
 }
 
 #define BINS 11
@@ -103,8 +103,8 @@ static void histogram(const float *x, const int64_t *set, int64_t rows, int64_t 
 {
     /* Every thread has columns of its own, so that no two write to one place. */
     PARALLEL_FOR(threads > 1 && rows * width > ENOUGH / BINS)
-    for (int64_t part = 0; part < threads; part++) {
-        const int64_t start = width * part / threads, end = width * (part + 1) / threads;
+    for (int64_t thread = 0; thread < threads; thread++) {
+        const int64_t start = width * thread / threads, end = width * (thread + 1) / threads;
         for (int64_t row = 0; row < rows; row++)
             add_memberships(x + row * width + start, end - start, width, mean, sharpness,
                             out + set[row] * BINS * width + start);

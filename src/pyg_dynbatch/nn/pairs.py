@@ -1,4 +1,4 @@
-"""The atom pairs of a mini-batch as integers, and the sums and gathers that they define.
+"""Which atoms of a mini-batch are paired, as integers, and the sums and gathers that this defines.
 
 :class:`Pairs` is computed once for all layers. The functions below it gather rows of atoms to their
 pairs and sum rows of pairs per atom; each is the other's adjoint: it multiplies rows with a sparse
@@ -6,6 +6,14 @@ matrix of zeros and ones that the pairs define, and its backward pass multiplies
 matrix, which is a second function of this file. Sums are in the order in which the pairs list them,
 so results are bitwise reproducible on CPUs and GPUs, and all functions can be differentiated any
 number of times.
+
+Words of this file, and their numbers for atoms 0 and 1 with ``pairs`` (0, 0), (0, 1) and (1, 1):
+
+- A pair is unordered, and listed once, the lower atom first: 3 pairs. ``pairs`` is always a
+  :class:`Pairs`, which says only which there are. Features of pairs are ``pair_rows``, one per
+  pair, or one per code.
+- An entry is a pair as one of its atoms has it, a self pair once: 2 of atom 0 and 2 of atom 1.
+- An order is a pair with a first and a second atom, a self pair in both orders: 6 orders.
 """
 
 from collections.abc import Callable, Hashable, Sequence
@@ -68,7 +76,7 @@ class Pairs(MovablePlan):
 
     def __post_init__(self) -> None:
         """Locate the vectors of the plan."""
-        self._places, length = _layout(*self._counts())
+        self._places, length = _layout(self._plan_sizes())
         if self.plan.numel() != length:
             raise mismatch(ValueError, "Pairs: wrong length of the plan", length, self.plan.numel())
         self._remembered: dict[Hashable, Any] = {}
@@ -87,11 +95,11 @@ class Pairs(MovablePlan):
             >>> Pairs.all_pairs([3], self_pairs=False).second.tolist()
             [1, 2, 2]
         """
-        atoms = checked_sizes("Pairs.all_pairs", sizes)
-        upper = _triangles(atoms)
+        molecule_sizes = checked_sizes("Pairs.all_pairs", sizes)
+        pair_list = _triangles(molecule_sizes)
         if not self_pairs:
-            upper = upper.filtered(upper.first != upper.second)
-        return cls._of_upper(upper, atoms, 0)
+            pair_list = pair_list.filtered(pair_list.first != pair_list.second)
+        return cls._of_list(pair_list, molecule_sizes, 0)
 
     @classmethod
     def from_codes(
@@ -119,21 +127,21 @@ class Pairs(MovablePlan):
             >>> pairs.code.tolist(), pairs.code_count.tolist()
             ([0, 1, 0, 1, 0], [[1, 1, 0], [1, 2, 0], [1, 1, 0]])
         """
-        atoms = checked_sizes("Pairs.from_codes", sizes)
+        molecule_sizes = checked_sizes("Pairs.from_codes", sizes)
         if num_codes is None and kept is not None:
             num_codes = kept.numel()
-        planned = cls._planned(pair_code, atoms, kept, num_codes) if num_codes else None
+        planned = cls._plan_in_c(pair_code, molecule_sizes, kept, num_codes) if num_codes else None
         if planned is not None:
             return planned
-        code, num_codes = checked_codes(pair_code, atoms, kept, num_codes)
-        upper = _triangles(atoms)._replace(code=code)
+        code, num_codes = checked_codes(pair_code, molecule_sizes, kept, num_codes)
+        pair_list = _triangles(molecule_sizes)._replace(code=code)
         if kept is not None:
-            upper = upper.filtered(kept.cpu().numpy()[code])
-        return cls._of_upper(upper, atoms, num_codes)
+            pair_list = pair_list.filtered(kept.cpu().numpy()[code])
+        return cls._of_list(pair_list, molecule_sizes, num_codes)
 
     @classmethod
-    def _planned(
-        cls, pair_code: Tensor, atoms: np.ndarray, kept: Tensor | None, num_codes: int
+    def _plan_in_c(
+        cls, pair_code: Tensor, molecule_sizes: np.ndarray, kept: Tensor | None, num_codes: int
     ) -> "Pairs | None":
         """Plan codes of one byte each in C; None where that is not possible or not valid."""
         native = extension()
@@ -146,22 +154,23 @@ class Pairs(MovablePlan):
 
         counts = np.zeros(3, dtype=np.int64)
         fields = {
-            "molecules": atoms.size,
+            "molecules": molecule_sizes.size,
             "codes": num_codes,
             "stored": code.numel(),
-            "sizes": np.ascontiguousarray(atoms),
+            "sizes": np.ascontiguousarray(molecule_sizes),
             "code": code,
             "kept": used,
             "counts": counts,
         }
         # Without a plan C only checks and counts, from which the length of the plan follows.
-        if native.pairs(**fields):
+        if native.pair_plan(**fields):
             return None
         num_atoms, num_pairs, num_entries = counts.tolist()
-        sizes = num_atoms, num_pairs, atoms.size, num_entries, num_codes
-        plan = torch.empty(_layout(*sizes)[1], dtype=torch.int32)
-        native.pairs(**fields, plan=plan)
-        return cls(plan, *sizes)
+        plan_sizes = _PlanSizes(num_atoms, num_pairs, molecule_sizes.size, num_entries, num_codes)
+        _, length = _layout(plan_sizes)
+        plan = torch.empty(length, dtype=torch.int32)
+        native.pair_plan(**fields, plan=plan)
+        return cls(plan, *plan_sizes)
 
     @classmethod
     def from_pair_index(
@@ -186,37 +195,43 @@ class Pairs(MovablePlan):
             >>> pairs.first.tolist(), pairs.second.tolist(), pairs.column.tolist()
             ([0, 1], [1, 2], [0, 2])
         """
-        atoms = checked_sizes("Pairs.from_pair_index", [num_atoms] if sizes is None else sizes)
-        upper = _listed(pair_index.detach().cpu().numpy(), num_atoms, atoms)
-        return cls._of_upper(upper, atoms, 0).to(pair_index.device)
+        sizes = [num_atoms] if sizes is None else sizes
+        molecule_sizes = checked_sizes("Pairs.from_pair_index", sizes)
+        pair_list = _distinct_pairs(pair_index.detach().cpu().numpy(), num_atoms, molecule_sizes)
+        return cls._of_list(pair_list, molecule_sizes, 0).to(pair_index.device)
 
     @classmethod
-    def _of_upper(cls, upper: "_UpperPairs", atoms: np.ndarray, num_codes: int) -> "Pairs":
-        num_atoms = int(atoms.sum())
-        num_pairs = upper.first.size
-        incidence = _incidence_of(upper, num_atoms)
-        end, end_ptr = _ends_of(upper)
+    def _of_list(
+        cls, pair_list: "_PairList", molecule_sizes: np.ndarray, num_codes: int
+    ) -> "Pairs":
+        num_atoms = int(molecule_sizes.sum())
+        num_pairs = pair_list.first.size
+        incidence = _incidence_of(pair_list, num_atoms)
+        end, end_ptr = _ends_of(pair_list)
         order_entry, order_ptr = _orders_of(num_pairs, incidence)
+
         vectors = {
-            "first": upper.first,
-            "second": upper.second,
-            "column": upper.column,
+            "first": pair_list.first,
+            "second": pair_list.second,
+            "column": pair_list.column,
             "ptr": incidence.ptr,
             "entry": incidence.entry,
             "other": incidence.other,
-            "atom_ptr": np.concatenate([[0], np.cumsum(atoms)]),
+            "atom_ptr": np.concatenate([[0], np.cumsum(molecule_sizes)]),
             "end": end,
             "end_ptr": end_ptr,
             "order_entry": order_entry,
             "order_ptr": order_ptr,
         }
         if num_codes:
-            vectors |= {"code": upper.code} | _counts_of(upper.code, incidence, num_codes)
-        sizes = num_atoms, num_pairs, atoms.size, incidence.entry.size, num_codes
-        places, _ = _layout(*sizes)
+            vectors |= {"code": pair_list.code} | _counts_of(pair_list.code, incidence, num_codes)
+
+        num_entries = incidence.entry.size
+        plan_sizes = _PlanSizes(num_atoms, num_pairs, molecule_sizes.size, num_entries, num_codes)
+        places, _ = _layout(plan_sizes)
         in_order = [vectors[name] for name in places if name in vectors]
         plan = torch.from_numpy(np.concatenate(in_order, dtype=np.int32, casting="same_kind"))
-        return cls(plan, *sizes)
+        return cls(plan, *plan_sizes)
 
     def split(self, max_pairs: int) -> "list[Pairs]":
         """Split the pairs into blocks, each over all atoms of the mini-batch.
@@ -233,16 +248,17 @@ class Pairs(MovablePlan):
             >>> [block.num_pairs for block in Pairs.all_pairs([3]).split(4)]
             [4, 2]
         """
-        atoms = np.diff(self.atom_ptr.cpu().numpy().astype(np.int64))
+        molecule_sizes = np.diff(self.atom_ptr.cpu().numpy().astype(np.int64))
         first = self.first.cpu().numpy().astype(np.int64)
         second = self.second.cpu().numpy().astype(np.int64)
         code = self.code.cpu().numpy().astype(np.int64) if self.num_codes else first[:0]
         column = np.arange(self.num_pairs)
+
         blocks = []
         for start in range(0, self.num_pairs, max_pairs):
             chosen = slice(start, start + max_pairs)
-            upper = _UpperPairs(first[chosen], second[chosen], column[chosen], code[chosen])
-            blocks.append(Pairs._of_upper(upper, atoms, self.num_codes).to(self.device))
+            pair_list = _PairList(first[chosen], second[chosen], column[chosen], code[chosen])
+            blocks.append(Pairs._of_list(pair_list, molecule_sizes, self.num_codes).to(self.device))
         return blocks
 
     # Reading.
@@ -294,7 +310,7 @@ class Pairs(MovablePlan):
 
     @property
     def weight(self) -> Float[Tensor, " pair"]:
-        """Number of ordered pairs that each pair represents: 2, and 1 for a self pair."""
+        """Number of entries of each pair: 2, and 1 of a self pair."""
         return 2.0 - self.is_self.to(torch.get_default_dtype())
 
     def remember(self, key: Hashable, make: Callable[[], T]) -> T:
@@ -310,24 +326,20 @@ class Pairs(MovablePlan):
     def _apply(self, fn: Callable[[Tensor], Tensor]) -> "Pairs":
         return replace(self, plan=fn(self.plan))
 
-    def _counts(self) -> tuple[int, ...]:
-        return (
-            self.num_atoms,
-            self.num_pairs,
-            self.num_molecules,
-            self.num_entries,
-            self.num_codes,
+    def _plan_sizes(self) -> "_PlanSizes":
+        return _PlanSizes(
+            self.num_atoms, self.num_pairs, self.num_molecules, self.num_entries, self.num_codes
         )
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle the plan and the counts."""
-        return Pairs, (self.plan, *self._counts(), self.checksum)
+        """Pickle the plan and its sizes."""
+        return Pairs, (self.plan, *self._plan_sizes(), self.checksum)
 
     def __eq__(self, other: object) -> bool:
         """Compare contents: the same pairs of the same molecules, in the same order."""
         if not isinstance(other, Pairs):
             return NotImplemented
-        return self._counts() == other._counts() and torch.equal(self.plan, other.plan)
+        return self._plan_sizes() == other._plan_sizes() and torch.equal(self.plan, other.plan)
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -337,37 +349,47 @@ class Pairs(MovablePlan):
 
     def __repr__(self) -> str:
         """Show the size of the mini-batch."""
-        counts = f"{self.num_molecules} molecules, {self.num_atoms} atoms, {self.num_pairs} pairs"
+        sizes = f"{self.num_molecules} molecules, {self.num_atoms} atoms, {self.num_pairs} pairs"
         codes = f", {self.num_codes} codes" if self.num_codes else ""
-        return f"Pairs({counts}{codes})"
+        return f"Pairs({sizes}{codes})"
 
 
 torch.serialization.add_safe_globals([Pairs])
 
 
+class _PlanSizes(NamedTuple):
+    """What the lengths of the vectors of a plan follow from."""
+
+    num_atoms: int
+    num_pairs: int
+    num_molecules: int
+    num_entries: int
+    num_codes: int
+
+
 # Molecules of one size have one layout.
 @lru_cache(maxsize=1024)
-def _layout(
-    atoms: int, pairs: int, molecules: int, entries: int, codes: int
-) -> tuple[dict[str, tuple[int, int]], int]:
+def _layout(sizes: _PlanSizes) -> tuple[dict[str, tuple[int, int]], int]:
     """Return where the vectors of a plan begin and their lengths, and the length of the plan."""
+    num_atoms, num_pairs, num_molecules, num_entries, num_codes = sizes
     lengths = {
-        "first": pairs,
-        "second": pairs,
-        "code": pairs if codes else 0,
-        "column": pairs,
-        "ptr": atoms + 1,
-        "entry": entries,
-        "other": entries,
-        "atom_ptr": molecules + 1,
-        "end": entries,
-        "end_ptr": pairs + 1,
-        "order_entry": 2 * pairs,
-        "order_ptr": atoms + 1,
-        "code_count": atoms * codes,
-        "code_order": pairs if codes else 0,
-        "code_ptr": codes + 1 if codes else 0,
+        "first": num_pairs,
+        "second": num_pairs,
+        "code": num_pairs if num_codes else 0,
+        "column": num_pairs,
+        "ptr": num_atoms + 1,
+        "entry": num_entries,
+        "other": num_entries,
+        "atom_ptr": num_molecules + 1,
+        "end": num_entries,
+        "end_ptr": num_pairs + 1,
+        "order_entry": 2 * num_pairs,
+        "order_ptr": num_atoms + 1,
+        "code_count": num_atoms * num_codes,
+        "code_order": num_pairs if num_codes else 0,
+        "code_ptr": num_codes + 1 if num_codes else 0,
     }
+
     places = {}
     start = 0
     for name, length in lengths.items():
@@ -379,7 +401,7 @@ def _layout(
 # Building the plan: the definition of what native/pairs.c computes.
 
 
-class _UpperPairs(NamedTuple):
+class _PairList(NamedTuple):
     """Unordered pairs, sorted by first and then by second atom."""
 
     first: np.ndarray
@@ -387,10 +409,10 @@ class _UpperPairs(NamedTuple):
     column: np.ndarray  # index of each pair in what it was built from
     code: np.ndarray = np.zeros(0, dtype=np.int64)  # may be left out
 
-    def filtered(self, mask: np.ndarray) -> "_UpperPairs":
+    def filtered(self, mask: np.ndarray) -> "_PairList":
         """Keep some of the pairs."""
         chosen = np.flatnonzero(mask)
-        return _UpperPairs(*(column[chosen] if column.size else column for column in self))
+        return _PairList(*(column[chosen] if column.size else column for column in self))
 
 
 class _Incidence(NamedTuple):
@@ -406,44 +428,47 @@ class _Incidence(NamedTuple):
         return np.repeat(np.arange(self.ptr.size - 1), np.diff(self.ptr))
 
 
-def _triangles(atoms: np.ndarray) -> _UpperPairs:
+def _triangles(molecule_sizes: np.ndarray) -> _PairList:
     """List all pairs i <= j of each molecule, row by row."""
-    number = np.arange(atoms.sum())
-    left = np.repeat(np.cumsum(atoms), atoms) - number  # atoms from each one to its last
+    number = np.arange(molecule_sizes.sum())
+    # How many atoms there are from each one to the last of its molecule.
+    left = np.repeat(np.cumsum(molecule_sizes), molecule_sizes) - number
     first = np.repeat(number, left)
     second = concatenated_ranges(number, left)
-    return _UpperPairs(first, second, np.arange(first.size))
+    return _PairList(first, second, np.arange(first.size))
 
 
-def _listed(pair_index: np.ndarray, num_atoms: int, atoms: np.ndarray) -> _UpperPairs:
+def _distinct_pairs(
+    pair_index: np.ndarray, num_atoms: int, molecule_sizes: np.ndarray
+) -> _PairList:
     """Sort a list of pairs and drop duplicates."""
-    check_pair_index(pair_index, num_atoms, atoms)
+    check_pair_index(pair_index, num_atoms, molecule_sizes)
     low = pair_index.min(0)
     high = pair_index.max(0)
     key, column = np.unique(low.astype(np.int64) * num_atoms + high, return_index=True)
     first, second = np.divmod(key, max(num_atoms, 1))
-    return _UpperPairs(first, second, column)
+    return _PairList(first, second, column)
 
 
-def _incidence_of(upper: _UpperPairs, num_atoms: int) -> _Incidence:
+def _incidence_of(pair_list: _PairList, num_atoms: int) -> _Incidence:
     """List for every atom the pairs that contain it."""
-    number = np.arange(upper.first.size)
-    proper = np.flatnonzero(upper.first != upper.second)
+    number = np.arange(pair_list.first.size)
+    proper = np.flatnonzero(pair_list.first != pair_list.second)
     # The pairs in which an atom is second come before those in which it is first.
-    atom = np.concatenate([upper.second[proper], upper.first])
+    atom = np.concatenate([pair_list.second[proper], pair_list.first])
     entry = np.concatenate([number[proper], number])
-    other = np.concatenate([upper.first[proper], upper.second])
+    other = np.concatenate([pair_list.first[proper], pair_list.second])
     order = np.argsort(atom, kind="stable")
     count = np.bincount(atom, minlength=num_atoms)
     return _Incidence(np.concatenate([[0], np.cumsum(count)]), entry[order], other[order])
 
 
-def _ends_of(upper: _UpperPairs) -> tuple[np.ndarray, np.ndarray]:
+def _ends_of(pair_list: _PairList) -> tuple[np.ndarray, np.ndarray]:
     """List the atoms of each pair, that of a self pair once, and where each pair begins."""
-    ptr = np.concatenate([[0], np.cumsum(2 - (upper.first == upper.second))])
+    ptr = np.concatenate([[0], np.cumsum(2 - (pair_list.first == pair_list.second))])
     end = np.empty(ptr[-1], dtype=np.int64)
-    end[ptr[:-1]] = upper.first
-    end[ptr[1:] - 1] = upper.second
+    end[ptr[:-1]] = pair_list.first
+    end[ptr[1:] - 1] = pair_list.second
     return end, ptr
 
 

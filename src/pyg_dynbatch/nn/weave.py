@@ -63,7 +63,7 @@ class WeaveConv(nn.Module):
 
     Shape:
         - x: ``[atom, atom_in]``
-        - pair: ``[pair, pair_in]``, in the order of ``pairs``
+        - pair_rows: ``[pair, pair_in]``, in the order of ``pairs``
         - returns: ``[atom, atom_out]`` and ``[pair, pair_out]`` (or ``None``)
 
     Reference:
@@ -72,8 +72,8 @@ class WeaveConv(nn.Module):
 
     Example:
         >>> conv, pairs = WeaveConv(3, 2, atom_out=8, pair_out=4), Pairs.all_pairs([3, 1])
-        >>> x, pair = conv(torch.randn(4, 3), torch.randn(pairs.num_pairs, 2), pairs)
-        >>> x.shape, pair.shape
+        >>> x, pair_rows = conv(torch.randn(4, 3), torch.randn(pairs.num_pairs, 2), pairs)
+        >>> x.shape, pair_rows.shape
         (torch.Size([4, 8]), torch.Size([7, 4]))
     """
 
@@ -124,7 +124,7 @@ class WeaveConv(nn.Module):
     def forward(
         self,
         x: Float[Tensor, "atom feature"],
-        pair: Float[Tensor, "row channel"],
+        pair_rows: Float[Tensor, "row channel"],
         pairs: Pairs,
         *,
         coded: bool = False,
@@ -133,17 +133,17 @@ class WeaveConv(nn.Module):
 
         Args:
             x: Atom rows.
-            pair: Pair rows.
+            pair_rows: Pair rows.
             pairs: Which atoms are paired.
-            coded: Whether ``pair`` is a table with one row per code of ``pairs`` instead. The
-                same as ``forward(x, pair[pairs.code], pairs)``, but whatever depends on the pair
-                features alone is computed once per code.
+            coded: Whether ``pair_rows`` is a table with one row per code of ``pairs`` instead. The
+                same as ``forward(x, pair_rows[pairs.code], pairs)``, but whatever depends on the
+                pair features alone is computed once per code.
         """
-        check_rows("WeaveConv", x, pair, (self.atom_in, self.pair_in), pairs, coded)
+        check_rows("WeaveConv", x, pair_rows, (self.atom_in, self.pair_in), pairs, coded)
         updated = None
         if self.pair_out is not None:
-            updated = self.update_pairs(self.split(x, pairs), pair, pairs, coded=coded)
-        return self.update_atoms(x, self.sum_pairs(pair, pairs, coded=coded)), updated
+            updated = self.update_pairs(self.split(x, pairs), pair_rows, pairs, coded=coded)
+        return self.update_atoms(x, self.sum_pairs(pair_rows, pairs, coded=coded)), updated
 
     # The parts, for networks that process the pairs in blocks. Of the formula above, rows of pairs
     # are f_AP(a_i, a_j) + f_AP(a_j, a_i) (``between``), f_PP(p_ij) (``own``), and updated p_ij';
@@ -170,9 +170,9 @@ class WeaveConv(nn.Module):
         shift = torch.cat([torch.zeros_like(shift), shift])
         return torch.addcmul(shift, parts, torch.cat([scale, scale]))
 
-    def sum_pairs(self, pair: Tensor, pairs: Pairs, *, coded: bool = False) -> Tensor:
+    def sum_pairs(self, pair_rows: Tensor, pairs: Pairs, *, coded: bool = False) -> Tensor:
         """Compute the sum of f_PA over the pairs of each atom."""
-        rows = self._activated("pa", self.lin_pa(pair), pairs, coded)
+        rows = self._activated("pa", self.lin_pa(pair_rows), pairs, coded)
         if not coded:
             return pair_sum(rows, pairs)
         # Counts above 256 have no exact bfloat16.
@@ -181,7 +181,7 @@ class WeaveConv(nn.Module):
             return pairs.code_count.to(rows.dtype) @ rows
 
     def update_pairs(
-        self, parts: Tensor, pair: Tensor, pairs: Pairs, *, coded: bool = False
+        self, parts: Tensor, pair_rows: Tensor, pairs: Pairs, *, coded: bool = False
     ) -> Tensor:
         """Compute f_P from the result of :meth:`split`, which may be ``x``, and the pairs' rows."""
         if self._calls_between():
@@ -192,7 +192,7 @@ class WeaveConv(nn.Module):
         else:
             between = order_relu(parts, pairs)
 
-        own = self._activated("pp", self.lin_pp(pair), pairs, coded)
+        own = self._activated("pp", self.lin_pp(pair_rows), pairs, coded)
         if calls_only(self.lin_p, forward=nn.Linear.forward):
             mapped = self._map_pairs(between, own, pairs, coded)
         else:
@@ -201,7 +201,7 @@ class WeaveConv(nn.Module):
 
         updated = self._activated("p", mapped, pairs, coded=False)
         if self.residual and self.pair_in == self.pair_out:
-            updated = updated + (code_rows(pair, pairs) if coded else pair)
+            updated = updated + (code_rows(pair_rows, pairs) if coded else pair_rows)
         return updated
 
     def _map_pairs(self, between: Tensor, own: Tensor, pairs: Pairs, coded: bool) -> Tensor:
@@ -220,7 +220,7 @@ class WeaveConv(nn.Module):
         return weight_between, functional.linear(own, weight_own, self.lin_p.bias)
 
     def sum_updated(
-        self, after: "WeaveConv", x: Tensor, pair: Tensor, pairs: Pairs, coded: bool
+        self, after: "WeaveConv", x: Tensor, pair_rows: Tensor, pairs: Pairs, coded: bool
     ) -> Tensor | None:
         """Compute what the next module sums of the updated pairs, by C in inference alone.
 
@@ -229,11 +229,11 @@ class WeaveConv(nn.Module):
         if not self._is_plain() or not after._is_plain() or self.residual:
             return None
         following = after.lin_pa
-        if not computes_layers(pairs, x, pair, self.lin_p.weight, following.weight):
+        if not computes_layers(pairs, x, pair_rows, self.lin_p.weight, following.weight):
             return None
 
-        check_rows("WeaveConv", x, pair, (self.atom_in, self.pair_in), pairs, coded)
-        own = self._activated("pp", self.lin_pp(pair), pairs, coded)
+        check_rows("WeaveConv", x, pair_rows, (self.atom_in, self.pair_in), pairs, coded)
+        own = self._activated("pp", self.lin_pp(pair_rows), pairs, coded)
         weight_between, mapped = self._map_own(own)
         weights = PairWeights(weight_between, following.weight, following.bias)
         return pair_layers(self.split(x, pairs), mapped, weights, pairs, coded)
@@ -264,7 +264,7 @@ class WeaveConv(nn.Module):
         rows = self.lin_ap(both)
         if self.norm == "batch":
             # A pair of an atom with itself counts once, not twice.
-            counts = (_counts(pairs, coded=False, dtype=rows.dtype) / 2).repeat(2)
+            counts = (_entry_counts(pairs, coded=False, dtype=rows.dtype) / 2).repeat(2)
             rows = self.norms["ap"](rows, counts, pairs.num_entries)
         elif self.norm == "layer":
             rows = self.norms["ap"](rows)
@@ -285,7 +285,7 @@ class WeaveConv(nn.Module):
             if pairs is None:
                 rows = self.norms[name](rows)
             else:
-                counts = _counts(pairs, coded, rows.dtype)
+                counts = _entry_counts(pairs, coded, rows.dtype)
                 rows = self.norms[name](rows, counts, pairs.num_entries)
         elif self.norm == "layer":
             rows = self.norms[name](rows)
@@ -378,15 +378,15 @@ class WeaveStack(nn.Module):
             return self._by_blocks(x, table, pairs, size)
 
         convs = self._modules_in_order()
-        pair = table
+        pair_rows = table
         for level, conv in enumerate(convs):
             if level + 2 == len(convs):
                 # The last module only sums the pairs that the one before it updates.
-                total = conv.sum_updated(convs[-1], x, pair, pairs, coded)
+                total = conv.sum_updated(convs[-1], x, pair_rows, pairs, coded)
                 if total is not None:
-                    x = conv.update_atoms(x, conv.sum_pairs(pair, pairs, coded=coded))
+                    x = conv.update_atoms(x, conv.sum_pairs(pair_rows, pairs, coded=coded))
                     return convs[-1].update_atoms(x, total)
-            x, pair = conv(x, pair, pairs, coded=coded)
+            x, pair_rows = conv(x, pair_rows, pairs, coded=coded)
             coded = False
         return x
 
@@ -423,10 +423,10 @@ class WeaveStack(nn.Module):
     def _sum_block(self, level: int, block: Pairs, table: Tensor, *parts: Tensor) -> Tensor:
         """Compute the sum of a module over the pairs of a block."""
         convs = self._modules_in_order()
-        pair = table
+        pair_rows = table
         for number, part in enumerate(parts):
-            pair = convs[number].update_pairs(part, pair, block, coded=number == 0)
-        return convs[level].sum_pairs(pair, block)
+            pair_rows = convs[number].update_pairs(part, pair_rows, block, coded=number == 0)
+        return convs[level].sum_pairs(pair_rows, block)
 
     def _modules_in_order(self) -> list[WeaveConv]:
         return list(cast(Any, self.convs))
@@ -656,8 +656,8 @@ class _Normalize(Function):
 
 
 def order_moments(parts: Float[Tensor, "atom parts"], pairs: Pairs) -> Moments:
-    """Compute mean and variance of u_i + v_j over all ordered pairs from atoms alone."""
-    # With u and v centered, d_i pairs at atom i and n ordered pairs, the variance is
+    """Compute mean and variance of u_i + v_j over all entries from atoms alone."""
+    # With u and v centered, d_i entries of atom i and n in total, the variance is
     # (sum_i d_i (u_i^2 + v_i^2) + 2 sum_i u_i sum_{j paired with i} v_j) / n.
     with without_autocast(parts):
         parts = in_single(parts)
@@ -669,8 +669,8 @@ def order_moments(parts: Float[Tensor, "atom parts"], pairs: Pairs) -> Moments:
     return mean[: u.size(1)] + mean[u.size(1) :], var.clamp(min=0), pairs.num_entries
 
 
-def _counts(pairs: Pairs, coded: bool, dtype: torch.dtype) -> Tensor:
-    """Number of ordered pairs per pair or code, at least in single precision."""
+def _entry_counts(pairs: Pairs, coded: bool, dtype: torch.dtype) -> Tensor:
+    """Number of entries per pair or code, at least in single precision."""
     # float16 ends at 65504, and bfloat16 is exact only up to 256.
     dtype = torch.promote_types(dtype, torch.float32)
 
@@ -678,7 +678,7 @@ def _counts(pairs: Pairs, coded: bool, dtype: torch.dtype) -> Tensor:
         counts = pairs.code_count.sum(0) if coded else pairs.weight
         return counts.to(dtype)
 
-    return pairs.remember(("counts", coded, dtype), build)
+    return pairs.remember(("entry_counts", coded, dtype), build)
 
 
 def _hidden_widths(hidden: int | Mapping[str, int]) -> dict[str, int]:
