@@ -14,7 +14,6 @@ from pyg_dynbatch.trees.text import ParsedTree, parse_bracketed
 from pyg_dynbatch.trees.words import Vocabulary
 
 FORMS = ("operator", "binary")
-
 DIGITS = tuple("0123456789")
 _OPERATIONS: dict[str, Callable[[list[int]], int]] = {
     "[MIN": min,
@@ -24,63 +23,12 @@ _OPERATIONS: dict[str, Callable[[list[int]], int]] = {
 }
 OPERATORS = tuple(_OPERATIONS)
 END = "]"
-
-
-def listops_vocabulary() -> Vocabulary:
-    """Return the vocabulary of ListOps: ten digits, four operators, the closing bracket."""
-    return Vocabulary((*DIGITS, *OPERATORS, END))
-
-
-def listops_values(pieces: Sequence[str]) -> list[int]:
-    """Compute the values of all lists and digits, in the order in which they begin."""
-    values: list[int] = []
-    arguments: list[list[int]] = [[]]  # of each list that is open, read from the end
-    for piece in reversed(pieces):
-        if piece == END:
-            arguments.append([])
-            continue
-        # None of the operations depends on the order of its arguments.
-        value = _OPERATIONS[piece](arguments.pop()) if piece in _OPERATIONS else int(piece)
-        values.append(value)
-        arguments[-1].append(value)
-    return values[::-1]
-
-
-def format_listops(pieces: Sequence[str]) -> str:
-    """Write an expression as published, with the parentheses of its left-branching parse."""
-    opened: list[str] = []
-    for piece in pieces:
-        done = f"( {opened.pop()} {END} )" if piece == END else piece
-        if piece in OPERATORS or not opened:
-            opened.append(done)
-        else:
-            opened[-1] = f"( {opened[-1]} {done} )"
-    return opened[0]
-
-
-def listops_tree(pieces: Sequence[str], form: str = "operator", labels: str = "root") -> ParsedTree:
-    """Turn an expression into a tree whose root is labelled with the value."""
-    checked_choice("listops_tree: unknown form", form, FORMS)
-    allowed = ("root", "all") if form == "operator" else ("root",)
-    checked_choice(f"listops_tree with form {form!r}: unknown labels", labels, allowed)
-    if form == "operator":
-        brackets = {operator: f"({operator}" for operator in OPERATORS} | {END: ")"}
-        written = pieces
-    else:
-        brackets = {"(": "(", ")": ")"}
-        written = format_listops(pieces).split(" ")
-    text = " ".join(brackets.get(piece, f"({piece})") for piece in written)
-    tree = parse_bracketed(text, labels="none")
-    values = listops_values(pieces)
-    num_labelled = len(values) if labels == "all" else 1
-    tree.labels[:num_labelled] = values[:num_labelled]
-    return tree
-
+"""The closing bracket, which is a token as in the publication."""
 
 _SPLITS = ("train", "val", "test")
 _OPERATOR_SHARE = 0.25
-_CLASSES = 10
-_PATIENCE = 10_000  # draws in a row without a new expression
+_NUM_CLASSES = 10
+_MAX_DRAWS_WITHOUT_NEW = 10_000  # in a row, before the draws end with an error
 
 
 @dataclass(frozen=True)
@@ -126,9 +74,9 @@ class ListOpsRecipe:
     labels: str = "root"
 
     def __post_init__(self) -> None:
-        least = {"train": 0, "val": 0, "test": 0, "max_depth": 1, "max_args": 2, "max_length": 1}
-        for name, lowest in least.items():
-            checked_count(f"ListOpsRecipe: {name}", getattr(self, name), lowest)
+        smallest = {"train": 0, "val": 0, "test": 0, "max_depth": 1, "max_args": 2, "max_length": 1}
+        for name, minimum in smallest.items():
+            checked_count(f"ListOpsRecipe: {name}", getattr(self, name), minimum)
 
     def generate(self) -> dict[str, list[list[str]]]:
         """Draw all expressions, each a list of pieces, by split.
@@ -138,37 +86,44 @@ class ListOpsRecipe:
         """
         # random() alone: it is the one draw that Python promises never to change.
         uniform = random.Random(self.seed).random
+        expressions = self._draw_distinct(uniform)
+        # Short expressions are drawn first, so the order of drawing must not decide the split.
+        shuffled = iter(sorted(expressions, key=lambda _: uniform()))
+        sizes = {split: getattr(self, split) for split in _SPLITS}
+        return {split: list(map(list, islice(shuffled, size))) for split, size in sizes.items()}
+
+    def _draw_distinct(self, uniform: Callable[[], float]) -> list[tuple[str, ...]]:
+        """Draw as many distinct expressions as all splits need."""
         num_expressions = self.train + self.val + self.test
-        drawn: dict[tuple[str, ...], None] = {}
-        idle = 0
-        while len(drawn) < num_expressions:
+        expressions: dict[tuple[str, ...], None] = {}
+        draws_without_new = 0
+        while len(expressions) < num_expressions:
             pieces = tuple(self._draw(uniform))
-            is_new = len(pieces) <= self.max_length and pieces not in drawn
-            if is_new:
-                drawn[pieces] = None
-            idle = 0 if is_new else idle + 1
-            if idle == _PATIENCE:
+            if len(pieces) <= self.max_length and pieces not in expressions:
+                expressions[pieces] = None
+                draws_without_new = 0
+                continue
+            draws_without_new += 1
+            if draws_without_new == _MAX_DRAWS_WITHOUT_NEW:
                 problem = "ListOpsRecipe: there are not enough distinct expressions"
                 hint = "fewer examples, or a larger max_depth, max_args or max_length"
-                raise mismatch(ValueError, problem, num_expressions, len(drawn), hint=hint)
-        # Short expressions are drawn first, so the order of drawing must not decide the split.
-        order = iter(sorted(drawn, key=lambda _: uniform()))
-        sizes = {split: getattr(self, split) for split in _SPLITS}
-        return {split: list(map(list, islice(order, size))) for split, size in sizes.items()}
+                raise mismatch(ValueError, problem, num_expressions, len(expressions), hint=hint)
+        return list(expressions)
 
     def _draw(self, uniform: Callable[[], float]) -> list[str]:
+        """Draw one expression; one that gets too long is left unfinished."""
         pieces: list[str] = []
-        waiting = [1]  # arguments still to come in each open list
-        while waiting and len(pieces) <= self.max_length:
-            if waiting[-1] == 0:
-                waiting.pop()
-                if waiting:
+        arguments_to_come = [1]  # in each open list; the outermost is the expression itself
+        while arguments_to_come and len(pieces) <= self.max_length:
+            if arguments_to_come[-1] == 0:
+                arguments_to_come.pop()
+                if arguments_to_come:
                     pieces.append(END)
                 continue
-            waiting[-1] -= 1
-            if len(waiting) < self.max_depth and uniform() < _OPERATOR_SHARE:
+            arguments_to_come[-1] -= 1
+            if len(arguments_to_come) < self.max_depth and uniform() < _OPERATOR_SHARE:
                 pieces.append(OPERATORS[int(uniform() * len(OPERATORS))])
-                waiting.append(2 + int(uniform() * (self.max_args - 1)))
+                arguments_to_come.append(2 + int(uniform() * (self.max_args - 1)))
             else:
                 pieces.append(DIGITS[int(uniform() * len(DIGITS))])
         return pieces
@@ -215,7 +170,7 @@ class ListOps(TreeDataset):
             split,
             {"form": form, "source": asdict(self._recipe)},
             vocabulary=listops_vocabulary(),
-            num_classes=_CLASSES,
+            num_classes=_NUM_CLASSES,
             labels="optional",
             **options,
         )
@@ -227,3 +182,66 @@ class ListOps(TreeDataset):
             split: [listops_tree(pieces, self._form, labels) for pieces in expressions]
             for split, expressions in self._recipe.generate().items()
         }
+
+
+def listops_vocabulary() -> Vocabulary:
+    """Return the vocabulary of ListOps: ten digits, four operators, the closing bracket."""
+    return Vocabulary((*DIGITS, *OPERATORS, END))
+
+
+def listops_values(pieces: Sequence[str]) -> list[int]:
+    """Compute the values of all lists and digits, in the order in which they begin."""
+    reversed_values: list[int] = []
+    # Read from the end, a list begins with its bracket and ends with its operator. None of the
+    # operations depends on the order of its arguments.
+    arguments_of_open_lists: list[list[int]] = [[]]
+    for piece in reversed(pieces):
+        if piece == END:
+            arguments_of_open_lists.append([])
+            continue
+        if piece in _OPERATIONS:
+            arguments = arguments_of_open_lists.pop()
+            value = _OPERATIONS[piece](arguments)
+        else:
+            value = int(piece)
+        reversed_values.append(value)
+        arguments_of_open_lists[-1].append(value)
+    return reversed_values[::-1]
+
+
+def format_listops(pieces: Sequence[str]) -> str:
+    """Write an expression as published, with the parentheses of its left-branching parse.
+
+    The minimum of 1 and 2, ``[MIN 1 2 ]``, is ``( ( ( [MIN 1 ) 2 ) ] )``.
+    """
+    open_lists: list[str] = []  # what is written of each so far
+    for piece in pieces:
+        argument = f"( {open_lists.pop()} {END} )" if piece == END else piece
+        if piece in OPERATORS or not open_lists:
+            open_lists.append(argument)
+        else:
+            open_lists[-1] = f"( {open_lists[-1]} {argument} )"
+    return open_lists[0]
+
+
+def listops_tree(pieces: Sequence[str], form: str = "operator", labels: str = "root") -> ParsedTree:
+    """Turn an expression into a tree whose root is labelled with the value."""
+    checked_choice("listops_tree: unknown form", form, FORMS)
+    allowed_labels = ("root", "all") if form == "operator" else ("root",)
+    checked_choice(f"listops_tree with form {form!r}: unknown labels", labels, allowed_labels)
+
+    if form == "operator":
+        brackets = {operator: f"({operator}" for operator in OPERATORS} | {END: ")"}
+        written_pieces = pieces
+    else:
+        brackets = {"(": "(", ")": ")"}
+        written_pieces = format_listops(pieces).split(" ")
+    # What is no bracket is a leaf.
+    text = " ".join(brackets.get(piece, f"({piece})") for piece in written_pieces)
+    tree = parse_bracketed(text, labels="none")
+
+    # Nodes are numbered as lists and digits begin, the root first.
+    values = listops_values(pieces)
+    num_labelled = len(values) if labels == "all" else 1
+    tree.labels[:num_labelled] = values[:num_labelled]
+    return tree
