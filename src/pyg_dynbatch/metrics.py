@@ -1,6 +1,8 @@
 """Metrics of the predictions of a whole split, in float64.
 
-A metric of which the data leave no value, such as a correlation with a constant, is NaN.
+``guess`` holds the predictions, ``gold`` the targets; ``score`` is larger the surer a model is that
+an example is positive. A metric of which the data leave no value, such as a correlation with a
+constant, is NaN.
 """
 
 import numpy as np
@@ -26,12 +28,16 @@ def mae(guess: ExampleValues, gold: ExampleValues) -> float:
 
 def r2(guess: ExampleValues, gold: ExampleValues) -> float:
     """Return the share of the variance that is explained."""
-    return float(1 - mse(guess, gold) / gold.var()) if varies(gold) else np.nan
+    if not _has_different_values(gold):
+        return np.nan
+    return float(1 - mse(guess, gold) / gold.var())
 
 
 def pearson(guess: ExampleValues, gold: ExampleValues) -> float:
     """Return the linear correlation."""
-    return float(np.corrcoef(guess, gold)[0, 1]) if varies(guess) and varies(gold) else np.nan
+    if not _has_different_values(guess) or not _has_different_values(gold):
+        return np.nan
+    return float(np.corrcoef(guess, gold)[0, 1])
 
 
 def spearman(guess: ExampleValues, gold: ExampleValues) -> float:
@@ -41,19 +47,24 @@ def spearman(guess: ExampleValues, gold: ExampleValues) -> float:
 
 def average_precision(score: ExampleValues, positive: np.ndarray) -> float:
     """Return the average precision, the area under the curve as steps; tied scores are one."""
-    if not varies(positive):
+    if not _has_different_values(positive):
         return np.nan
-    _, place, counts = np.unique(-score, return_inverse=True, return_counts=True)
-    hits = np.bincount(place, positive)
-    return float(hits @ (np.cumsum(hits) / np.cumsum(counts)) / hits.sum())
+    # One threshold per distinct score, the highest first.
+    _, threshold, num_examples = np.unique(-score, return_inverse=True, return_counts=True)
+    num_positives = np.bincount(threshold, positive)
+    precisions = np.cumsum(num_positives) / np.cumsum(num_examples)
+    return float(num_positives @ precisions / num_positives.sum())
 
 
 def roc_auc(score: ExampleValues, positive: np.ndarray) -> float:
     """Return the area under the ROC curve, by ranks; tied scores count one half."""
-    if not varies(positive):
+    if not _has_different_values(positive):
         return np.nan
-    hits = int(positive.sum())
-    return float((_ranks(score)[positive].sum() - hits**2 / 2) / (hits * (positive.size - hits)))
+    num_positives = int(positive.sum())
+    num_negatives = positive.size - num_positives
+    # How many pairs of a positive and a negative are in the right order (Mann and Whitney).
+    num_ordered = _ranks(score)[positive].sum() - num_positives**2 / 2
+    return float(num_ordered / (num_positives * num_negatives))
 
 
 def majority_accuracy(gold: np.ndarray) -> float:
@@ -62,11 +73,13 @@ def majority_accuracy(gold: np.ndarray) -> float:
     return float(counts.max() / counts.sum())
 
 
-def varies(values: np.ndarray) -> bool:
+def _has_different_values(values: np.ndarray) -> bool:
     """Return whether there are two different values."""
     return bool(values.size) and bool(values.min() < values.max())
 
 
 def _ranks(values: ExampleValues) -> ExampleValues:
-    _, place, counts = np.unique(values, return_inverse=True, return_counts=True)
-    return (np.cumsum(counts) - counts / 2)[place]
+    """Return how many values are smaller, and half of those that are equal, itself included."""
+    _, group, counts = np.unique(values, return_inverse=True, return_counts=True)
+    ranks = np.cumsum(counts) - counts / 2
+    return ranks[group]

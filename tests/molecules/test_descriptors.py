@@ -72,7 +72,7 @@ def raising(kind: type[BaseException]) -> Any:
 def functions(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """Descriptors of one's own making in the place of RDKit's."""
     found: dict[str, Any] = {}
-    monkeypatch.setattr(descriptors, "_functions", lambda: found)
+    monkeypatch.setattr(descriptors, "_rdkit_functions", lambda: found)
     return found
 
 

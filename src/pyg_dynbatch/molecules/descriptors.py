@@ -18,11 +18,16 @@ from pyg_dynbatch.molecules.features import Rebuildable, check_names
 # (ValueError, to which numpy's LinAlgError belongs), a division by zero or a number too large for
 # a double (ArithmeticError), a broken precondition in its C++ (RuntimeError). Anything else, such
 # as a TypeError, is a fault of a program and is passed on.
-_UNDEFINED = (ValueError, ArithmeticError, RuntimeError)
+_ERRORS_OF_UNDEFINED = (ValueError, ArithmeticError, RuntimeError)
 
 # Extremes over atoms, which RDKit takes in the order of the atoms: with a charge that is NaN, as
 # at most metals, the result depends on that order.
-_CHARGES = {"MaxPartialCharge", "MinPartialCharge", "MaxAbsPartialCharge", "MinAbsPartialCharge"}
+_EXTREME_CHARGES = {
+    "MaxPartialCharge",
+    "MinPartialCharge",
+    "MaxAbsPartialCharge",
+    "MinAbsPartialCharge",
+}
 
 
 class MoleculeDescriptors(Rebuildable, ABC):
@@ -84,17 +89,18 @@ class RDKitDescriptors(MoleculeDescriptors):
     """
 
     def __init__(self, names: Sequence[str] | None = None) -> None:
-        known = _functions()
+        functions = _rdkit_functions()
         if names is None:
-            names = [name for name in known if name not in ("Ipc", "AvgIpc")]
+            names = [name for name in functions if name not in ("Ipc", "AvgIpc")]
         for name in names:
-            if name not in known:
+            if name not in functions:
                 raise mismatch(
                     ValueError,
                     "RDKitDescriptors: the descriptor is unknown",
-                    f"one of the {len(known)} of rdkit.Chem.Descriptors.descList",
+                    f"one of the {len(functions)} of rdkit.Chem.Descriptors.descList",
                     repr(name),
-                    hint=", ".join(get_close_matches(name, known)) or "RDKitDescriptors().names",
+                    hint=", ".join(get_close_matches(name, functions))
+                    or "RDKitDescriptors().names",
                 )
         # Kept by name, so that the spec means the same in a version of RDKit that has more.
         super().__init__(names)
@@ -104,19 +110,19 @@ class RDKitDescriptors(MoleculeDescriptors):
         values = np.full(len(self.names), np.nan)
         if not mol.GetNumAtoms():
             return finite_or_nan(values)
-        known = _functions()
+
+        functions = _rdkit_functions()
         with rdkit_module("rdBase").BlockLogs(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             for column, name in enumerate(self.names):
                 try:
-                    values[column] = float(known[name](mol))
-                except _UNDEFINED:
+                    values[column] = float(functions[name](mol))
+                except _ERRORS_OF_UNDEFINED:
                     continue  # stays NaN
-        if not _CHARGES.isdisjoint(self.names):
-            charge = "_GasteigerCharge"
-            atoms = [atom for atom in mol.GetAtoms() if atom.HasProp(charge)]
-            if any(np.isnan(atom.GetDoubleProp(charge)) for atom in atoms):
-                values[np.isin(self.names, list(_CHARGES))] = np.nan
+
+        # RDKit has written the charges to the atoms when it computed their extremes.
+        if not _EXTREME_CHARGES.isdisjoint(self.names) and _has_undefined_charge(mol):
+            values[np.isin(self.names, list(_EXTREME_CHARGES))] = np.nan
         return finite_or_nan(values)
 
 
@@ -145,7 +151,7 @@ class MorganCounts(MoleculeDescriptors):
 
     def row(self, mol: Mol) -> Float32[np.ndarray, " descriptor"]:
         """Count the environments."""
-        generator = _generator(self.radius, self.size, self.chirality)
+        generator = _morgan_generator(self.radius, self.size, self.chirality)
         return generator.GetCountFingerprintAsNumPy(mol).astype(np.float32)
 
 
@@ -161,14 +167,20 @@ def finite_or_nan(values: np.ndarray) -> Float32[np.ndarray, "..."]:
     return single
 
 
+def _has_undefined_charge(mol: Mol) -> bool:
+    name = "_GasteigerCharge"
+    charges = [atom.GetDoubleProp(name) for atom in mol.GetAtoms() if atom.HasProp(name)]
+    return bool(np.isnan(charges).any())
+
+
 @cache
-def _generator(radius: int, size: int, chirality: bool) -> Any:
+def _morgan_generator(radius: int, size: int, chirality: bool) -> Any:
     # Not an attribute of the part, because it cannot be pickled.
     module = rdkit_module("Chem.rdFingerprintGenerator")
     return module.GetMorganGenerator(radius=radius, fpSize=size, includeChirality=chirality)
 
 
 @cache
-def _functions() -> dict[str, Callable[[Mol], float]]:
+def _rdkit_functions() -> dict[str, Callable[[Mol], float]]:
     # Not an attribute of the parts, because some of the functions cannot be pickled.
     return dict(rdkit_module("Chem.Descriptors").descList)

@@ -23,7 +23,7 @@ Result = TypeVar("Result")
 SECONDS_ALONE = 2.0
 """Work that takes less starts no process: each imports torch and RDKit, which takes longer."""
 
-_GUARD = re.compile(r"""__name__\s*==\s*['"]__main__['"]""")
+_MAIN_GUARD = re.compile(r"""__name__\s*==\s*['"]__main__['"]""")
 
 
 class Processes:
@@ -37,23 +37,39 @@ class Processes:
 
     def __init__(self, count: int | None) -> None:
         self._count = count
-        self._works_meanwhile = count is None
-        self._seconds_alone = SECONDS_ALONE if count is None else 0.0
+        self._works_until_one_is_ready = count is None
+        self._seconds_left_alone = SECONDS_ALONE if count is None else 0.0
         self._pool: ProcessPoolExecutor | None = None
-        self._started: list[Future[int]] = []
+        self._first_calls: list[Future[int]] = []  # of every process; the first is done when ready
+
+    def __enter__(self) -> "Processes":
+        """Start none yet."""
+        return self
+
+    def __exit__(
+        self,
+        error_type: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Let the processes end, after the chunks that they are working on."""
+        if self._pool is not None:
+            # One that is still starting is not waited for.
+            self._pool.shutdown(wait=False, cancel_futures=True)
 
     def map(self, function: Callable[[Chunk], Result], chunks: Sequence[Chunk]) -> Iterator[Result]:
         """Yield the results of all chunks in order, each as soon as it is there."""
-        waiting = iter(chunks)
-        for chunk in waiting:
-            if self._pool is None and self._seconds_alone <= 0:
+        remaining = iter(chunks)
+        for chunk in remaining:
+            if self._pool is None and self._seconds_left_alone <= 0:
                 self._start()
             if self._pool is not None and self._is_ready():
-                yield from self._pool.map(function, chain([chunk], waiting))
+                yield from self._pool.map(function, chain([chunk], remaining))
                 return
+
             begin = time.monotonic()
             result = function(chunk)
-            self._seconds_alone -= time.monotonic() - begin
+            self._seconds_left_alone -= time.monotonic() - begin
             yield result
 
     def _start(self) -> None:
@@ -64,25 +80,13 @@ class Processes:
             context = get_context("spawn")
             self._pool = ProcessPoolExecutor(self._count, context, initializer=_end_with_parent)
             # As many calls start as many processes.
-            self._started = [self._pool.submit(os.getpid) for _ in range(self._count)]
+            self._first_calls = [self._pool.submit(os.getpid) for _ in range(self._count)]
 
     def _is_ready(self) -> bool:
-        return not self._works_meanwhile or any(call.done() for call in self._started)
-
-    def __enter__(self) -> "Processes":
-        """Start none yet."""
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        """Let the processes end, after the chunks that they are working on."""
-        if self._pool is not None:
-            # One that is still starting is not waited for.
-            self._pool.shutdown(wait=False, cancel_futures=True)
+        """Return whether to hand over the work: at once, or when a process has started."""
+        if not self._works_until_one_is_ready:
+            return True
+        return any(call.done() for call in self._first_calls)
 
 
 def _end_with_parent() -> None:
@@ -90,15 +94,16 @@ def _end_with_parent() -> None:
     # Otherwise it would wait for work for ever.
     parent = parent_process()
     if parent is not None:
-        threading.Thread(target=_end_after, args=(parent,), daemon=True).start()
+        threading.Thread(target=_exit_after, args=(parent,), daemon=True).start()
 
 
-def _end_after(parent: BaseProcess) -> None:
+def _exit_after(parent: BaseProcess) -> None:
     parent.join()
     os._exit(1)
 
 
 def _usable_processes() -> int:
+    """Return one per core that may be used; 0 where this process must or should work alone."""
     # A process of a loader may start none.
     if current_process().daemon:
         return 0
@@ -107,13 +112,13 @@ def _usable_processes() -> int:
     if cores == 1:
         return 0
     if _runs_on_import():
-        text = mismatch_text(
+        warning = mismatch_text(
             "molecules are featurized in one process",
             'a script with if __name__ == "__main__":, which others can import',
             "one that would run again in every process",
             hint="put what the script does below that line, or processes=0",
         )
-        warnings.warn(text, stacklevel=2)
+        warnings.warn(warning, stacklevel=2)
         return 0
     return cores
 
@@ -124,7 +129,7 @@ def _runs_on_import() -> bool:
     if path is None:  # typed at a prompt, or in a notebook: nothing is imported
         return False
     try:
-        text = Path(path).read_text(encoding="utf-8", errors="replace")
+        script = Path(path).read_text(encoding="utf-8", errors="replace")
     except OSError:
         return True
-    return _GUARD.search(text) is None
+    return _MAIN_GUARD.search(script) is None
