@@ -11,9 +11,12 @@ from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 from pydoc import locate
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pyg_dynbatch import __version__, keep_freed_memory
+
+if TYPE_CHECKING:
+    from pyg_dynbatch.models import Model
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -35,8 +38,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except Exception as error:
         if os.environ.get("PYG_DYNBATCH_TRACEBACK") or not is_complaint(error):
             raise
-        said = "\n".join([str(error), *getattr(error, "__notes__", [])])
-        print(f"pyg-dynbatch: error: {short(said)}", file=sys.stderr)
+        message = "\n".join([str(error), *getattr(error, "__notes__", [])])
+        print(f"pyg-dynbatch: error: {short(message)}", file=sys.stderr)
         return 2
 
 
@@ -65,6 +68,31 @@ def _print_version() -> None:
 
 def predict(words: Sequence[str]) -> None:
     """Run ``pyg-dynbatch predict``."""
+    options = _predict_parser().parse_args(words)
+    from pyg_dynbatch.core.errors import mismatch
+    from pyg_dynbatch.models import predictions, write_table
+
+    read_paths = [Path(path).resolve() for path in (options.input, *options.checkpoint)]
+    if options.output != "-" and Path(options.output).resolve() in read_paths:
+        problem = "predict: the output would replace what is read"
+        raise mismatch(ValueError, problem, "another name", options.output)
+
+    for module in options.modules:
+        import_module(module)
+    models = _open_models(options.checkpoint, options.device)
+    source = Path(options.input)
+    tables = predictions(models, source, batch_size=options.batch_size, nodes=options.nodes)
+    num_rows, num_faulty = write_table(options.output, tables)
+
+    with_faults = f", {num_faulty:,} of them with a fault" if num_faulty else ""
+    print(f"predicted {num_rows:,} rows{with_faults}", file=sys.stderr)
+    if num_rows and num_faulty == num_rows:
+        problem = "predict: every row has a fault, which its column of the table says"
+        hint = "the checkpoint of a model that was trained on such a file"
+        raise mismatch(ValueError, problem, where=options.output or "the output", hint=hint)
+
+
+def _predict_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         "pyg-dynbatch predict",
         description="Predict a file with one or several checkpoints. The table has one row per "
@@ -80,32 +108,21 @@ def predict(words: Sequence[str]) -> None:
     add("--batch-size", type=int, default=100, metavar="N", help="examples in a batch (100)")
     text = "modules with your own features, which a checkpoint never imports by itself"
     add("--import", nargs="+", default=[], metavar="MODULE", dest="modules", help=text)
-    options = parser.parse_args(words)
-    from pyg_dynbatch.core.errors import mismatch
-    from pyg_dynbatch.models import Model, load, predictions, write_table
+    return parser
 
-    read = [Path(path).resolve() for path in (options.input, *options.checkpoint)]
-    if options.output != "-" and Path(options.output).resolve() in read:
-        problem = "predict: the output would replace what is read"
-        raise mismatch(ValueError, problem, "another name", options.output)
-    for module in options.modules:
-        import_module(module)
-    models: list[Model] = [load(path) for path in options.checkpoint]
+
+def _open_models(checkpoints: Sequence[str], device: str) -> "list[Model]":
+    from pyg_dynbatch.core.errors import mismatch
+    from pyg_dynbatch.models import load
+
+    models: list[Model] = [load(path) for path in checkpoints]
     try:
-        models = [model.to(options.device) for model in models]
+        return [model.to(device) for model in models]
     except (RuntimeError, AssertionError) as error:
         problem = "predict: the device cannot be used"
-        got = f"{options.device}: {str(error).partition(chr(10))[0]}"
-        raise mismatch(ValueError, problem, "cpu, or a device of this machine", got) from error
-    source = Path(options.input)
-    parts = predictions(models, source, batch_size=options.batch_size, nodes=options.nodes)
-    rows, faulty = write_table(options.output, parts)
-    with_faults = f", {faulty:,} of them with a fault" if faulty else ""
-    print(f"predicted {rows:,} rows{with_faults}", file=sys.stderr)
-    if rows and faulty == rows:
-        problem = "predict: every row has a fault, which its column of the table says"
-        hint = "the checkpoint of a model that was trained on such a file"
-        raise mismatch(ValueError, problem, where=options.output or "the output", hint=hint)
+        first_line = str(error).partition("\n")[0]
+        expected = "cpu, or a device of this machine"
+        raise mismatch(ValueError, problem, expected, f"{device}: {first_line}") from error
 
 
 def is_complaint(error: Exception) -> bool:
@@ -119,37 +136,15 @@ def is_complaint(error: Exception) -> bool:
     return from_lightning or any(isinstance(part, Mismatch) for part in error.args)
 
 
-# What jsonargparse says about types, which does not help a user.
-_TYPES = re.compile(
+# Lines of jsonargparse about types, which do not help a user.
+_UNHELPFUL_LINE = re.compile(
     r"Does not validate against any|Subtypes:|Errors:|- Expected a <class 'NoneType'>|"
     r"Given value type:|Given value: (?:NestedArg|Namespace|\w+Schema)|"
     r"Type collections.abc.Callable|^$"
 )
-_CLASS = re.compile(r"Problem with given class_path '([\w.]+)'")
-
-
-def short(message: str) -> str:
-    """Shorten a message to at most five lines that name the option, its value, what is allowed."""
-    lines = [line.strip() for line in message.splitlines()]
-    lines = [line.removeprefix("- ") for line in lines if not _TYPES.search(line)]
-    if len(lines) > 4:  # what and where first, the cause last
-        lines = [lines[0], *lines[-3:]]
-    text = "\n  ".join(f"{line:.300}" for line in lines)
-    for pattern, plain in _PLAIN.items():
-        text = re.sub(pattern, plain, text)
-    named = _CLASS.search(message)
-    unknown = re.search(r"Option '(\w+)' is not accepted|unrecognized arguments", message)
-    if named is not None and unknown is not None:
-        text += f"\n  allowed: {_options_of(named[1])}"
-    elif "dot import path string" in message and named is None:
-        text += f"\n  allowed: {_classes(message)}"
-    elif unknown is not None or "arguments are required: fit" in message:
-        text += "\n  see 'pyg-dynbatch fit --help'; --config listops.yaml is a complete example"
-    return text
-
-
+_CLASS_IN_MESSAGE = re.compile(r"Problem with given class_path '([\w.]+)'")
 # Types and classes as Python writes them, and in plain words.
-_PLAIN = {
+_PLAIN_WORDS = {
     r"Parser key": "option",
     r"Problem with given class_path '(?:\w+\.)*(\w+)':": r"of \1:",
     r"a <class '(?:\w+\.)*(\w+)'>": r"\1",
@@ -160,28 +155,54 @@ _PLAIN = {
 }
 
 
-def _options_of(path: str) -> str:
+def short(message: str) -> str:
+    """Shorten a message to at most five lines that name the option, its value, what is allowed."""
+    lines = [line.strip() for line in message.splitlines()]
+    lines = [line.removeprefix("- ") for line in lines if not _UNHELPFUL_LINE.search(line)]
+    if len(lines) > 4:  # what and where first, the cause last
+        lines = [lines[0], *lines[-3:]]
+    text = "\n  ".join(f"{line:.300}" for line in lines)
+    for pattern, plain_words in _PLAIN_WORDS.items():
+        text = re.sub(pattern, plain_words, text)
+
+    named_class = _CLASS_IN_MESSAGE.search(message)
+    has_unknown_option = re.search(
+        r"Option '(\w+)' is not accepted|unrecognized arguments", message
+    )
+    if named_class and has_unknown_option:
+        text += f"\n  allowed: {_options_of(named_class[1])}"
+    elif "dot import path string" in message and not named_class:
+        text += f"\n  allowed: {_allowed_classes(message)}"
+    elif has_unknown_option or "arguments are required: fit" in message:
+        text += "\n  see 'pyg-dynbatch fit --help'; --config listops.yaml is a complete example"
+    return text
+
+
+def _options_of(class_path: str) -> str:
     from jsonargparse import ArgumentParser
 
-    kind: Any = locate(path)
-    names = ArgumentParser().add_class_arguments(kind, fail_untyped=False)
+    named_class: Any = locate(class_path)
+    names = ArgumentParser().add_class_arguments(named_class, fail_untyped=False)
     return textwrap.shorten(", ".join(name for name in names if name != "schema"), 300)
 
 
-def _classes(message: str) -> str:
+def _allowed_classes(message: str) -> str:
+    """Return the classes that the option of a message accepts."""
     from pyg_dynbatch.lightning import DataModule
     from pyg_dynbatch.model import Model
 
-    base: type = DataModule if 'key "data"' in message else Model
     if 'key "task' in message:
         return "a class by its path, such as torch.optim.Adam"
-    return ", ".join(_names_of(base))
+    base: type = DataModule if 'key "data"' in message else Model
+    return ", ".join(_subclass_names(base))
 
 
-def _names_of(base: type) -> list[str]:
+def _subclass_names(base: type) -> list[str]:
+    """Return the names of all subclasses that are not abstract."""
     names: list[str] = []
-    kinds: list[type] = base.__subclasses__()
-    for kind in kinds:
-        names += [] if inspect.isabstract(kind) else [kind.__name__]
-        names += _names_of(kind)
+    subclasses: list[type] = base.__subclasses__()
+    for subclass in subclasses:
+        if not inspect.isabstract(subclass):
+            names.append(subclass.__name__)
+        names += _subclass_names(subclass)
     return names

@@ -22,6 +22,15 @@ from pyg_dynbatch.lightning.task import Task
 from pyg_dynbatch.model import open_checkpoint
 from pyg_dynbatch.models import Model  # with all models, which are then found by their names
 
+# A shortened option is more often a mistyped one.
+_STRICT = {"exit_on_error": False, "allow_abbrev": False}
+_DESCRIPTION = (
+    "Train and test networks over trees and molecules. 'pyg-dynbatch predict --help' tells how to "
+    "predict a file with a checkpoint."
+)
+# How lines of Lightning's log begin that tell nothing about a run.
+_ADVERTS = ("TPU available", "💡 Tip")
+
 
 class _Parser(LightningArgumentParser):
     """Let ``null`` reach the options of a class."""
@@ -72,7 +81,8 @@ class CLI(LightningCLI):
     def add_core_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Add the options of trainer, model, data and task."""
         parser.add_lightning_class_args(Trainer, "trainer")
-        parser.set_defaults({f"trainer.{name}": v for name, v in self.trainer_defaults.items()})
+        trainer_defaults = self.trainer_defaults.items()
+        parser.set_defaults({f"trainer.{name}": value for name, value in trainer_defaults})
         parser.add_subclass_arguments(Model, "model", required=True)
         parser.add_lightning_class_args(DataModule, "data", subclass_mode=True)
         parser.add_class_arguments(Task, "task", skip={"model"}, instantiate=False)
@@ -95,37 +105,41 @@ class CLI(LightningCLI):
         """Add a checkpoint of the best epoch and one of the last, unless the user chose others."""
         chosen = self.config_init[self.subcommand].trainer.callbacks or []
         callbacks = list(chosen) if isinstance(chosen, list) else [chosen]
-        if self._adds_checkpoints(callbacks):
-            model = self.model.model
-            resumed = self.config[self.subcommand].ckpt_path if self.subcommand == "fit" else None
-            # Beside that of the run that goes on, as Lightning else forgets the best score.
-            folder = None if resumed is None else Path(resumed).parent
-            monitor = f"val/{model.monitor}"
-            best = ModelCheckpoint(
-                folder, "best", monitor=monitor, mode=model.mode, enable_version_counter=False
-            )
-            # `save_last` would only write where there is a new best one.
-            last = ModelCheckpoint(
-                folder, "last", save_on_train_epoch_end=True, enable_version_counter=False
-            )
-            callbacks += [best, last]
+        if self._leaves_checkpoints_to_us(callbacks):
+            callbacks += self._checkpoints()
         return super().instantiate_trainer(callbacks=[*callbacks, RandomState()], **options)
 
-    def _adds_checkpoints(self, callbacks: list[Any]) -> bool:
+    def _leaves_checkpoints_to_us(self, callbacks: list[Any]) -> bool:
         """Return whether the user has neither chosen checkpoints nor switched them off."""
         has_own = any(isinstance(callback, ModelCheckpoint) for callback in callbacks)
         trainer = self.config_init[self.subcommand].trainer
         is_off = trainer.enable_checkpointing is False or trainer.barebones
         return not has_own and not is_off
 
+    def _checkpoints(self) -> list[ModelCheckpoint]:
+        """Return what writes ``best.ckpt`` and ``last.ckpt``."""
+        model = self.model.model
+        resumed = self.config[self.subcommand].ckpt_path if self.subcommand == "fit" else None
+        # Beside that of the run that goes on, as Lightning else forgets the best score.
+        folder = None if resumed is None else Path(resumed).parent
+        monitor = f"val/{model.monitor}"
+        best = ModelCheckpoint(
+            folder, "best", monitor=monitor, mode=model.mode, enable_version_counter=False
+        )
+        # `save_last` would only write where there is a new best one.
+        last = ModelCheckpoint(
+            folder, "last", save_on_train_epoch_end=True, enable_version_counter=False
+        )
+        return [best, last]
+
     def before_fit(self) -> None:
         """Read the checkpoint, if there is one, before anything is written."""
         if self.config[self.subcommand].ckpt_path is not None:
             self._check_checkpoint()
         model = self.model.model
-        size = sum(weight.numel() for weight in model.parameters())
+        num_parameters = sum(parameter.numel() for parameter in model.parameters())
         if self.trainer.is_global_zero:
-            print(f"model: {type(model).__name__}, {size:,} parameters")
+            print(f"model: {type(model).__name__}, {num_parameters:,} parameters")
 
     def before_validate(self) -> None:
         """Refuse to measure random weights."""
@@ -136,6 +150,7 @@ class CLI(LightningCLI):
         self._check_checkpoint()
 
     def _check_checkpoint(self) -> None:
+        """Raise an error unless there is a checkpoint that can be opened."""
         path = self.config[self.subcommand].ckpt_path
         if path is None:
             problem = f"{self.subcommand}: there is no checkpoint"
@@ -151,6 +166,7 @@ class CLI(LightningCLI):
         trainer.callbacks[:] = [
             callback for callback in trainer.callbacks if not isinstance(callback, WeightAveraging)
         ]
+
         if "test" in self.datamodule.splits:
             paths = [callback.best_model_path for callback in trainer.checkpoint_callbacks]
             best = next(filter(None, paths), None)  # that of the last epoch, if none was measured
@@ -162,30 +178,24 @@ class CLI(LightningCLI):
         self._draw()
 
     def _draw(self) -> None:
+        """Draw what there is into the folder of the run, and print where the run is."""
         log_dir = self.trainer.log_dir  # for which all ranks have to ask
         if log_dir is None or not self.trainer.is_global_zero:
             return
+
         folder = Path(log_dir)
         model = self.model.model
         metrics = folder / "metrics.csv"
         if self.subcommand == "fit" and metrics.is_file():
-            names = list(dict.fromkeys(["loss", model.monitor]))
-            plots.draw_learning_curve(metrics, folder / "learning_curve.png", names)
+            drawn_metrics = list(dict.fromkeys(["loss", model.monitor]))
+            plots.draw_learning_curve(metrics, folder / "learning_curve.png", drawn_metrics)
         if self.model.test_table:
             model.draw(folder, self.model.test_table, self.datamodule.dataset("test"))
+
         best = getattr(self.trainer.checkpoint_callback, "best_model_path", "")
         # After a fit without a test, ckpt_path is still that from which the fit went on.
         checkpoint = best if self.subcommand == "fit" and best else self.trainer.ckpt_path
         print(f"run: {folder}, checkpoint: {checkpoint}")
-
-
-# A shortened option is more often a mistyped one.
-_STRICT = {"exit_on_error": False, "allow_abbrev": False}
-
-_DESCRIPTION = (
-    "Train and test networks over trees and molecules. 'pyg-dynbatch predict --help' tells how to "
-    "predict a file with a checkpoint."
-)
 
 
 @contextmanager
@@ -203,9 +213,6 @@ def without_adverts() -> Iterator[None]:
         log.removeFilter(is_wanted)
 
 
-_ADVERTS = ("TPU available", "💡 Tip")
-
-
 def packaged_configs() -> dict[str, Path]:
     """List the configurations that come with the package, by name."""
     package = Path(__file__).parents[1]
@@ -218,13 +225,16 @@ def packaged_configs() -> dict[str, Path]:
 def with_packaged_configs(words: list[str]) -> list[str]:
     """Replace the values of ``--config`` that are no files by configurations of the package."""
     replaced = list(words)
-    for number, word in enumerate(replaced):
+    for number, word in enumerate(words):
         option, equals, value = word.partition("=")
         if option not in ("-c", "--config"):
             continue
-        place = number if equals else number + 1
-        name = value if equals else "".join(replaced[place : place + 1])
+        # --config=NAME is one word, --config NAME two.
+        number_of_name = number if equals else number + 1
+        if number_of_name == len(words):
+            continue
+        name = value if equals else words[number_of_name]
         packaged = packaged_configs().get(Path(name).as_posix().removeprefix("configs/"))
         if packaged is not None and not Path(name).is_file():
-            replaced[place] = f"{option}={packaged}" if equals else str(packaged)
+            replaced[number_of_name] = f"{option}={packaged}" if equals else str(packaged)
     return replaced
