@@ -16,124 +16,6 @@ from pyg_dynbatch.core.errors import checked_count, mismatch
 
 Batch = list[int]
 
-
-def node_counts(dataset: Any) -> list[int]:
-    """Return the number of nodes of every example, where possible without loading any.
-
-    Args:
-        dataset: A data set of this package, an ``InMemoryDataset`` of trees, a ``Subset`` of these,
-            or any sequence of ``Data`` (each is loaded once).
-
-    Returns:
-        One number per example, in the order of the data set.
-
-    Example:
-        >>> import torch
-        >>> from pyg_dynbatch.data import DynTreeData
-        >>> leaf = DynTreeData(torch.empty(2, 0, dtype=torch.long), num_nodes=1)
-        >>> node_counts([leaf, leaf])
-        [1, 1]
-    """
-    if isinstance(dataset, Subset):
-        counts = node_counts(dataset.dataset)
-        return [counts[i] for i in dataset.indices]
-    columns = getattr(dataset, "columns", None)
-    if columns is not None:
-        return columns.nodes.sizes[list(dataset.indices())].tolist()
-    slices = getattr(dataset, "slices", None)
-    if slices and "depth" in slices:
-        counts = slices["depth"].diff().tolist()
-        return [counts[i] for i in dataset.indices()]
-    return [int(data.num_nodes) for data in dataset]
-
-
-def pair_counts(dataset: Any) -> list[int]:
-    """Count the unordered atom pairs of every molecule, including each atom with itself.
-
-    Args:
-        dataset: Packed molecules, a ``Subset`` of them, or any sequence of ``Data``.
-
-    Returns:
-        ``N (N + 1) / 2`` for each molecule of N atoms, in the order of the data set.
-
-    Example:
-        >>> import torch
-        >>> from pyg_dynbatch.data import MoleculeData
-        >>> oxygen = MoleculeData(torch.ones(2, 3), torch.tensor([0, 1, 0], dtype=torch.uint8))
-        >>> pair_counts([oxygen])
-        [3]
-    """
-    return [count * (count + 1) // 2 for count in node_counts(dataset)]
-
-
-def pack_in_order(order: Iterable[int], sizes: Sequence[int], budget: int) -> list[Batch]:
-    """Fill batch after batch without changing the order of the examples."""
-    batches: list[Batch] = []
-    room = 0
-    for example in order:
-        if not batches or sizes[example] > room:
-            batches.append([])
-            room = budget
-        batches[-1].append(example)
-        room -= sizes[example]
-    return batches
-
-
-def pack_tightly(order: Iterable[int], sizes: Sequence[int], budget: int) -> list[Batch]:
-    """Put each example into the fullest batch that still has room for it (best fit)."""
-    batches: list[Batch] = []
-    rooms: list[tuple[int, int]] = []  # (room left, batch), ascending
-    for example in order:
-        size = sizes[example]
-        fullest = bisect_left(rooms, (size, -1))
-        if fullest == len(rooms):
-            insort(rooms, (budget - size, len(batches)))
-            batches.append([example])
-            continue
-        room, batch = rooms.pop(fullest)
-        batches[batch].append(example)
-        insort(rooms, (room - size, batch))
-    return batches
-
-
-def split_or_drop(batches: list[Batch], sizes: Sequence[int], count: int) -> list[Batch]:
-    """Split the largest batch in two until there are ``count``, or leave out the smallest.
-
-    There must be at least ``count`` examples. The largest batches come first.
-    """
-
-    def with_cost(batch: Batch) -> tuple[int, Batch]:
-        return sum(sizes[example] for example in batch), batch
-
-    splittable = sorted(with_cost(batch) for batch in batches if len(batch) > 1)
-    single = [with_cost(batch) for batch in batches if len(batch) == 1]
-    while splittable and len(splittable) + len(single) < count:
-        _, largest = splittable.pop()
-        for half in _halves(largest, sizes):
-            if len(half) > 1:
-                insort(splittable, with_cost(half))
-            else:
-                single.append(with_cost(half))
-    ranked = sorted(splittable + single, key=lambda item: -item[0])
-    return [batch for _, batch in ranked[:count]]
-
-
-def _halves(batch: Batch, sizes: Sequence[int]) -> tuple[Batch, Batch]:
-    """Split a batch where the sum of its sizes is closest to one half."""
-    ends = list(accumulate(sizes[example] for example in batch))
-    middles = [end - sizes[example] / 2 for example, end in zip(batch, ends, strict=True)]
-    middle = bisect_right(middles, ends[-1] / 2, 1, len(batch) - 1)
-    return batch[:middle], batch[middle:]
-
-
-def assign_to_ranks(batches: list[Batch], ranks: int) -> list[list[Batch]]:
-    """Form steps of one batch per rank, of about equal size if the batches are sorted by size."""
-    steps = [batches[start : start + ranks] for start in range(0, len(batches), ranks)]
-    # Rotated, so that the largest batch of a step is not always on the same rank.
-    turned = ((step, number % ranks) for number, step in enumerate(steps))
-    return [step[-turn:] + step[:-turn] for step, turn in turned]
-
-
 _ROTATIONS = 8  # ways to pack an order before packing it by decreasing size
 
 
@@ -199,7 +81,8 @@ class NodeBudgetBatchSampler(BatchSampler):
     def __iter__(self) -> Iterator[Batch]:
         rank = self.sampler.rank if self._is_distributed else 0
         drawn = iter(self._whole_sampler())
-        for step in self._plan(self._order(drawn)):
+        order = self._checked_order(drawn)
+        for step in self._steps(order):
             yield step[rank]
         # To the end, where `RandomSampler` draws once more: the generator is then in the state in
         # which torch's `BatchSampler` leaves it.
@@ -269,11 +152,12 @@ class NodeBudgetBatchSampler(BatchSampler):
         whole = copy(self.sampler)
         whole.num_replicas = 1
         whole.rank = 0
-        whole.num_samples = whole.total_size = len(self.sizes)
+        whole.num_samples = len(self.sizes)
+        whole.total_size = len(self.sizes)
         return whole
 
-    def _order(self, drawn: Iterator[int]) -> list[int]:
-        """Take the order of this pass."""
+    def _checked_order(self, drawn: Iterator[int]) -> list[int]:
+        """Take the order of this pass, which has every example once."""
         order = list(islice(drawn, len(self.sizes)))
         if sorted(order) != list(range(len(self.sizes))):
             raise self._other_examples()
@@ -301,20 +185,144 @@ class NodeBudgetBatchSampler(BatchSampler):
         # In order of decreasing size, the number of batches depends on the sizes alone.
         return pack_tightly(self._by_size(order), self.sizes, self.max_nodes)
 
-    def _plan(self, order: list[int]) -> list[list[Batch]]:
+    def _steps(self, order: list[int]) -> list[list[Batch]]:
         """Return the batches of a pass: per step, one for every rank."""
         batches = self._pack(order)
-        count = len(self) * self._ranks
-        if len(batches) != count:
-            batches = split_or_drop(batches, self.sizes, count)
+        num_batches = len(self) * self._ranks
+        if len(batches) != num_batches:
+            batches = split_or_drop(batches, self.sizes, num_batches)
         if self._ranks > 1:
             batches.sort(key=self._size, reverse=True)
         steps = assign_to_ranks(batches, self._ranks)
-        place = {example: number for number, example in enumerate(order)}
+
+        position = {example: number for number, example in enumerate(order)}
         if not self._shuffles:
-            return sorted(steps, key=lambda step: min(place[batch[0]] for batch in step))
+            return sorted(steps, key=lambda step: min(position[batch[0]] for batch in step))
         # Not in the order of size, which would be a curriculum.
-        return sorted(steps, key=lambda step: place[step[0][0]])
+        return sorted(steps, key=lambda step: position[step[0][0]])
 
     def _size(self, batch: Batch) -> int:
         return sum(self.sizes[example] for example in batch)
+
+
+def node_counts(dataset: Any) -> list[int]:
+    """Return the number of nodes of every example, where possible without loading any.
+
+    Args:
+        dataset: A data set of this package, an ``InMemoryDataset`` of trees, a ``Subset`` of these,
+            or any sequence of ``Data`` (each is loaded once).
+
+    Returns:
+        One number per example, in the order of the data set.
+
+    Example:
+        >>> import torch
+        >>> from pyg_dynbatch.data import DynTreeData
+        >>> leaf = DynTreeData(torch.empty(2, 0, dtype=torch.long), num_nodes=1)
+        >>> node_counts([leaf, leaf])
+        [1, 1]
+    """
+    if isinstance(dataset, Subset):
+        counts = node_counts(dataset.dataset)
+        return [counts[i] for i in dataset.indices]
+    columns = getattr(dataset, "columns", None)
+    if columns is not None:
+        return columns.nodes.sizes[list(dataset.indices())].tolist()
+    slices = getattr(dataset, "slices", None)
+    if slices and "depth" in slices:
+        counts = slices["depth"].diff().tolist()
+        return [counts[i] for i in dataset.indices()]
+    return [int(data.num_nodes) for data in dataset]
+
+
+def pair_counts(dataset: Any) -> list[int]:
+    """Count the unordered atom pairs of every molecule, including each atom with itself.
+
+    Args:
+        dataset: Packed molecules, a ``Subset`` of them, or any sequence of ``Data``.
+
+    Returns:
+        ``N (N + 1) / 2`` for each molecule of N atoms, in the order of the data set.
+
+    Example:
+        >>> import torch
+        >>> from pyg_dynbatch.data import MoleculeData
+        >>> oxygen = MoleculeData(torch.ones(2, 3), torch.tensor([0, 1, 0], dtype=torch.uint8))
+        >>> pair_counts([oxygen])
+        [3]
+    """
+    return [count * (count + 1) // 2 for count in node_counts(dataset)]
+
+
+# Packing ------------------------------------------------------------------------------------------
+
+
+def pack_in_order(order: Iterable[int], sizes: Sequence[int], budget: int) -> list[Batch]:
+    """Fill batch after batch without changing the order of the examples."""
+    batches: list[Batch] = []
+    room = 0
+    for example in order:
+        if not batches or sizes[example] > room:
+            batches.append([])
+            room = budget
+        batches[-1].append(example)
+        room -= sizes[example]
+    return batches
+
+
+def pack_tightly(order: Iterable[int], sizes: Sequence[int], budget: int) -> list[Batch]:
+    """Put each example into the fullest batch that still has room for it (best fit)."""
+    batches: list[Batch] = []
+    rooms: list[tuple[int, int]] = []  # (room left, batch), ascending
+    for example in order:
+        size = sizes[example]
+        fullest = bisect_left(rooms, (size, -1))
+        if fullest == len(rooms):
+            insort(rooms, (budget - size, len(batches)))
+            batches.append([example])
+            continue
+        room, batch = rooms.pop(fullest)
+        batches[batch].append(example)
+        insort(rooms, (room - size, batch))
+    return batches
+
+
+def split_or_drop(batches: list[Batch], sizes: Sequence[int], count: int) -> list[Batch]:
+    """Split the largest batch in two until there are ``count``, or leave out the smallest.
+
+    There must be at least ``count`` examples. The largest batches come first.
+    """
+
+    def with_cost(batch: Batch) -> tuple[int, Batch]:
+        return sum(sizes[example] for example in batch), batch
+
+    splittable = sorted(with_cost(batch) for batch in batches if len(batch) > 1)
+    single = [with_cost(batch) for batch in batches if len(batch) == 1]
+    while splittable and len(splittable) + len(single) < count:
+        _, largest = splittable.pop()
+        for half in _halves(largest, sizes):
+            if len(half) > 1:
+                insort(splittable, with_cost(half))
+            else:
+                single.append(with_cost(half))
+    ranked = sorted(splittable + single, key=lambda item: -item[0])
+    return [batch for _, batch in ranked[:count]]
+
+
+def _halves(batch: Batch, sizes: Sequence[int]) -> tuple[Batch, Batch]:
+    """Split a batch where the sum of its sizes is closest to one half."""
+    ends = list(accumulate(sizes[example] for example in batch))
+    middles = [end - sizes[example] / 2 for example, end in zip(batch, ends, strict=True)]
+    middle = bisect_right(middles, ends[-1] / 2, 1, len(batch) - 1)
+    return batch[:middle], batch[middle:]
+
+
+def assign_to_ranks(batches: list[Batch], ranks: int) -> list[list[Batch]]:
+    """Form steps of one batch per rank, of about equal size if the batches are sorted by size."""
+    steps = [batches[start : start + ranks] for start in range(0, len(batches), ranks)]
+    # Rotated, so that the largest batch of a step is not always on the same rank.
+    rotated_steps = []
+    for number, step in enumerate(steps):
+        rotation = number % ranks
+        rotated_steps.append(step[-rotation:] + step[:-rotation])
+    return rotated_steps
