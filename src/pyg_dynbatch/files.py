@@ -34,56 +34,7 @@ UNREADABLE = (
 """What ``torch.load`` and a look into its result raise for a damaged or foreign file."""
 
 
-def write_atomically(path: str | Path, write: Callable[[Path], object]) -> Path:
-    """Write a file under a temporary name and rename it when it is complete."""
-    path = Path(path)
-    temporary = _temporary(path)
-    with _renamed_at_the_end(temporary, path):
-        write(temporary)
-        with temporary.open("rb+") as handle:
-            # Without this, a power failure may keep the new name and lose the content.
-            os.fsync(handle.fileno())
-    return path
-
-
-@contextmanager
-def atomic_file(path: str | Path, mode: str = "w", **options: Any) -> Iterator[Any]:
-    """Open a file to be written piece by piece; it is renamed when the block ends without error."""
-    path = Path(path)
-    temporary = _temporary(path)
-    with _renamed_at_the_end(temporary, path), temporary.open(mode, **options) as file:
-        yield file
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _temporary(path: Path) -> Path:
-    return path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
-
-
-@contextmanager
-def _renamed_at_the_end(temporary: Path, path: Path) -> Iterator[None]:
-    """Rename a file after the block, or remove it on an error, in which the folder is named."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        yield
-        temporary.replace(path)
-    except OSError as error:
-        named = [str(temporary), *map(str, path.parents)]
-        is_of_another_file = error.filename is not None and str(error.filename) not in named
-        if isinstance(error, ConnectionError) or error.errno is None or is_of_another_file:
-            raise  # the content could not be read or fetched: the folder is not to blame
-        raise mismatch(
-            OSError,
-            f"{path.name}: the file cannot be written",
-            "a folder that can be written",
-            f"{type(error).__name__}: {error.strerror or error}",
-            where=path.parent,
-            hint="another folder; or check its permissions and the free space",
-        ) from error
-    finally:
-        with suppress(OSError):  # of the folder, which is being reported
-            temporary.unlink(missing_ok=True)
+# Reading ------------------------------------------------------------------------------------------
 
 
 def existing(path: str | Path, expected: str, hint: str = "") -> Path:
@@ -189,6 +140,64 @@ def read_lines(path: str | Path) -> list[str]:
     return lines
 
 
+# Writing ------------------------------------------------------------------------------------------
+
+
+def write_atomically(path: str | Path, write: Callable[[Path], object]) -> Path:
+    """Write a file under a temporary name and rename it when it is complete."""
+    path = Path(path)
+    temporary = _temporary(path)
+    with _renamed_at_the_end(temporary, path):
+        write(temporary)
+        with temporary.open("rb+") as handle:
+            # Without this, a power failure may keep the new name and lose the content.
+            os.fsync(handle.fileno())
+    return path
+
+
+@contextmanager
+def atomic_file(path: str | Path, mode: str = "w", **options: Any) -> Iterator[Any]:
+    """Open a file to be written piece by piece; it is renamed when the block ends without error."""
+    path = Path(path)
+    temporary = _temporary(path)
+    with _renamed_at_the_end(temporary, path), temporary.open(mode, **options) as file:
+        yield file
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _temporary(path: Path) -> Path:
+    return path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
+
+
+@contextmanager
+def _renamed_at_the_end(temporary: Path, path: Path) -> Iterator[None]:
+    """Rename a file after the block, or remove it on an error, in which the folder is named."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        yield
+        temporary.replace(path)
+    except OSError as error:
+        own_paths = [str(temporary), *map(str, path.parents)]
+        is_of_another_file = error.filename is not None and str(error.filename) not in own_paths
+        if isinstance(error, ConnectionError) or error.errno is None or is_of_another_file:
+            raise  # the content could not be read or fetched: the folder is not to blame
+        raise mismatch(
+            OSError,
+            f"{path.name}: the file cannot be written",
+            "a folder that can be written",
+            f"{type(error).__name__}: {error.strerror or error}",
+            where=path.parent,
+            hint="another folder; or check its permissions and the free space",
+        ) from error
+    finally:
+        with suppress(OSError):  # of the folder, which is being reported
+            temporary.unlink(missing_ok=True)
+
+
+# Downloading --------------------------------------------------------------------------------------
+
+
 def sha256_of(path: str | Path) -> str:
     """Compute the checksum of a file."""
     with existing(path, "a file").open("rb") as handle:
@@ -236,45 +245,51 @@ def download_verified(
         'words.txt'
     """
     path = Path(folder) / url.rpartition("/")[2]
-    noted = path.with_name(f"{path.name}.sha256")
-    if sha256 is None and noted.is_file():
-        sha256 = noted.read_text(encoding="utf-8").strip()
+    checksum_path = path.with_name(f"{path.name}.sha256")
+    if sha256 is None and checksum_path.is_file():
+        sha256 = checksum_path.read_text(encoding="utf-8").strip()
     if path.is_file():
         if sha256 is not None:
             check_sha256(path, sha256, title)
         return path
 
     def fetch(temporary: Path) -> None:
-        try:
-            _download(url, temporary, title)
-        except (URLError, ConnectionError, TimeoutError, HTTPException) as error:
-            if isinstance(error, HTTPError):
-                error.close()
-            raise mismatch(
-                ConnectionError,
-                f"{title}: the download failed",
-                "a network connection, or a copy of the file in the folder",
-                f"{type(error).__name__}: {error}",
-                where=url,
-                hint=hint,
-            ) from error
+        _download(url, temporary, title, hint)
         if sha256 is not None:
             check_sha256(temporary, sha256, title, hint)
 
     write_atomically(path, fetch)
     if sha256 is None:
-        write_atomically(noted, lambda temporary: temporary.write_text(sha256_of(path) + "\n"))
+        checksum_line = sha256_of(path) + "\n"
+        write_atomically(checksum_path, lambda temporary: temporary.write_text(checksum_line))
     return path
 
 
-def _download(url: str, target: Path, title: str) -> None:
+def _download(url: str, target: Path, title: str, hint: str) -> None:
+    """Download a file; any failure of the network is a ConnectionError with the address."""
+    try:
+        _copy_response(url, target, title)
+    except (URLError, ConnectionError, TimeoutError, HTTPException) as error:
+        if isinstance(error, HTTPError):
+            error.close()
+        raise mismatch(
+            ConnectionError,
+            f"{title}: the download failed",
+            "a network connection, or a copy of the file in the folder",
+            f"{type(error).__name__}: {error}",
+            where=url,
+            hint=hint,
+        ) from error
+
+
+def _copy_response(url: str, target: Path, title: str) -> None:
     # torch.hub.download_url_to_file has no timeout, and accepts a truncated file.
     with urllib.request.urlopen(url, timeout=30.0) as response, target.open("wb") as handle:
-        promised = int(response.headers.get("Content-Length") or 0)
+        size = int(response.headers.get("Content-Length") or 0)
         written = 0
-        with tqdm(desc=f"{title}: {url}", unit="B", unit_scale=True, total=promised or None) as bar:
+        with tqdm(desc=f"{title}: {url}", unit="B", unit_scale=True, total=size or None) as bar:
             while chunk := response.read(1 << 16):
                 written += handle.write(chunk)
                 bar.update(len(chunk))
-    if written < promised:
-        raise ConnectionError(f"it ended after {written:,} of {promised:,} bytes")
+    if written < size:
+        raise ConnectionError(f"it ended after {written:,} of {size:,} bytes")
