@@ -89,7 +89,7 @@ class Columns(Sequence[Data]):
         widths, and fields that are sparse, nested, or on another device.
         """
         values_of = _values_by_field(examples)
-        if values_of is None or _numbers_batches(values_of, excluded):
+        if values_of is None or _has_batch_in_name(values_of, excluded):
             return None
         counts = _node_counts(values_of)
         if counts is None or "num_nodes" in excluded:
@@ -98,7 +98,7 @@ class Columns(Sequence[Data]):
         has_num_nodes = values_of.pop("num_nodes", None) is not None
         nodes = Segments(counts)
         # Most fields have one row per node, edge or example, and then share their segments.
-        known = {tuple(counts): nodes}
+        segments_of = {tuple(counts): nodes}
         fields: dict[str, Column] = {}
         segments: dict[str, Segments] = {}
         numbers = set()
@@ -106,12 +106,16 @@ class Columns(Sequence[Data]):
             # The plan of an earlier batch, which an example may carry, is of no use to this one.
             if key in excluded or isinstance(values[0], MovablePlan):
                 continue
-            column = _joined(key, values)
+            column = _column_of(key, values)
             if column is None:
                 return None
             fields[key] = column
-            sizes = _sizes(key, values)
-            segments[key] = known.get(sizes) or known.setdefault(sizes, Segments(sizes))
+            sizes = _rows_per_example(key, values)
+            own_segments = segments_of.get(sizes)
+            if own_segments is None:
+                own_segments = Segments(sizes)
+                segments_of[sizes] = own_segments
+            segments[key] = own_segments
             if isinstance(values[0], int):
                 numbers.add(key)
 
@@ -119,23 +123,22 @@ class Columns(Sequence[Data]):
         return cls(kind, nodes, fields, segments, numbers, has_num_nodes=has_num_nodes)
 
     @classmethod
-    def joined(cls, several: Sequence["Columns"]) -> "Columns":
+    def joined(cls, parts: Sequence["Columns"]) -> "Columns":
         """Put the examples of several columns with equal fields one after another."""
-        first = several[0]
-        sizes = np.concatenate([columns.nodes.sizes for columns in several])
-        known = {sizes.tobytes(): Segments(sizes)}
+        first = parts[0]
+        node_counts = np.concatenate([part.nodes.sizes for part in parts])
+        nodes = Segments(node_counts)
+        segments_of = {node_counts.tobytes(): nodes}
         fields: dict[str, Column] = {}
         segments: dict[str, Segments] = {}
         for key, column in first.fields.items():
-            fields_to_join: list[Any] = [columns.fields[key] for columns in several]
+            fields_to_join: list[Any] = [part.fields[key] for part in parts]
             if isinstance(column, list):
                 fields[key] = [value for values in fields_to_join for value in values]
             else:
                 fields[key] = torch.cat(fields_to_join, axis_of(key))
-            num_rows = np.concatenate([columns.segments[key].sizes for columns in several])
-            segments[key] = known.setdefault(num_rows.tobytes(), Segments(num_rows))
-
-        nodes = known[sizes.tobytes()]
+            sizes = np.concatenate([part.segments[key].sizes for part in parts])
+            segments[key] = segments_of.setdefault(sizes.tobytes(), Segments(sizes))
         return first._of_same_form(nodes, fields, segments)
 
     def _of_same_form(
@@ -230,7 +233,7 @@ class Columns(Sequence[Data]):
                 column = column + torch.from_numpy(nodes.starts[:-1].repeat(segments.sizes))
                 shifts[key] = starts[nodes][:-1]
             elif isinstance(column, list):
-                column = _in_batch(column)
+                column = _collated(column)
                 if isinstance(column, list):
                     shifts[key] = None
             fields[key] = column
@@ -258,7 +261,7 @@ class Columns(Sequence[Data]):
         if isinstance(index, slice):
             index = range(len(self))[index]
         if isinstance(index, Sequence | np.ndarray):
-            return self._taken(np.asarray(index, dtype=None if len(index) else np.int64))
+            return self._take(np.asarray(index, dtype=None if len(index) else np.int64))
 
         row = range(len(self))[index]
         example = self.kind()
@@ -275,7 +278,7 @@ class Columns(Sequence[Data]):
             example.num_nodes = int(self.nodes.sizes[row])
         return example
 
-    def _taken(self, chosen: np.ndarray) -> "Columns":
+    def _take(self, chosen: np.ndarray) -> "Columns":
         taken: dict[Segments, Segments] = {}
         rows: dict[Segments, np.ndarray] = {}
         for segments in {self.nodes, *self.segments.values()}:
@@ -284,7 +287,7 @@ class Columns(Sequence[Data]):
             rows[segments] = concatenated_ranges(firsts, taken[segments].sizes)
 
         fields = {
-            key: _gathered(column, rows[self.segments[key]], axis_of(key))
+            key: _take_rows(column, rows[self.segments[key]], axis_of(key))
             for key, column in self.fields.items()
         }
         taken_segments = {key: taken[segments] for key, segments in self.segments.items()}
@@ -307,7 +310,7 @@ def batch_of_one(example: Data, excluded: Collection[str] = ()) -> Batch | None:
     """Build the batch of a single example; None where :meth:`Columns.of` has to try."""
     values = example.to_dict()
     counts = _node_counts({key: [value] for key, value in values.items()})
-    if counts is None or "num_nodes" in excluded or _numbers_batches(values, excluded):
+    if counts is None or "num_nodes" in excluded or _has_batch_in_name(values, excluded):
         return None
 
     nodes = counts[0]
@@ -322,11 +325,11 @@ def batch_of_one(example: Data, excluded: Collection[str] = ()) -> Batch | None:
         if key in excluded or isinstance(value, MovablePlan):
             continue
         # The batch owns its rows, as that of several examples does.
-        column = torch.cat((value,), axis_of(key)) if is_plain(value) else _joined(key, [value])
+        column = torch.cat((value,), axis_of(key)) if is_plain(value) else _column_of(key, [value])
         if column is None:
             return None
         if isinstance(column, list):
-            column = _in_batch(column)
+            column = _collated(column)
 
         size = 1 if isinstance(column, list) else column.shape[axis_of(key)]
         if size not in ends:
@@ -349,7 +352,11 @@ def _batch_of(
     slices: dict[str, Tensor],
     shifts: dict[str, Tensor | None],
 ) -> Batch:
-    """Build a batch from its fields, and per field where the examples begin and their shifts."""
+    """Build a batch from its fields.
+
+    ``slices`` and ``shifts`` say, per field, where the rows of each example begin, and what was
+    added to its indices of nodes (None where PyG adds nothing), so that PyG can take it apart.
+    """
     batch = copy(_empty_batch(kind))  # type: ignore[arg-type]  # a class can be hashed
     # Private names of PyG, as `Batch.from_data_list` sets them: there are no public ones.
     # Its way to set a field raises and catches an error, which takes a microsecond.
@@ -409,7 +416,7 @@ def _values_by_field(examples: Sequence[Any]) -> dict[str, list[Any]] | None:
         return None
 
 
-def _numbers_batches(keys: Iterable[str], excluded: Collection[str]) -> bool:
+def _has_batch_in_name(keys: Iterable[str], excluded: Collection[str]) -> bool:
     """Return whether a field has "batch" in its name, which PyG numbers in its own way."""
     return any("batch" in key and key not in excluded for key in keys)
 
@@ -429,11 +436,11 @@ def _node_counts(values_of: Mapping[str, list[Any]]) -> list[int] | None:
     return None
 
 
-def _joined(key: str, values: list[Any]) -> Column | None:
+def _column_of(key: str, values: list[Any]) -> Column | None:
     """Join one field; None if the values differ in dtype or width, or are not plain CPU tensors."""
     kinds = set(map(type, values))
     if kinds == {Tensor}:
-        return _joined_tensors(key, values)
+        return _column_of_tensors(key, values)
     if len(kinds) > 1 or is_shifted(key):
         return None
     if kinds == {int}:
@@ -448,7 +455,7 @@ def _is_plain_list(value: object) -> bool:
     return set(map(type, value)) <= {str, int, float}
 
 
-def _joined_tensors(key: str, values: list[Tensor]) -> Column | None:
+def _column_of_tensors(key: str, values: list[Tensor]) -> Column | None:
     if len({value.dtype for value in values}) > 1:
         return None
     if not values[0].dim():
@@ -466,15 +473,16 @@ def _joined_tensors(key: str, values: list[Tensor]) -> Column | None:
     return column if is_plain(column) else None
 
 
-def _in_batch(values: list[Any]) -> Column:
-    """Return one value per example in the form that they have in a batch."""
+def _collated(values: list[Any]) -> Column:
+    """Return one value per example in the form that PyG's collater gives them."""
     first = values[0] if values else None
     if isinstance(first, float):
         return torch.tensor(values)
     return torch.stack(values) if isinstance(first, Tensor) else values
 
 
-def _sizes(key: str, values: list[Any]) -> tuple[int, ...]:
+def _rows_per_example(key: str, values: list[Any]) -> tuple[int, ...]:
+    """Return how many rows of the column each value gives."""
     if not isinstance(values[0], Tensor) or not values[0].dim():
         return (1,) * len(values)
     if values[0].dim() == 1:
@@ -482,7 +490,7 @@ def _sizes(key: str, values: list[Any]) -> tuple[int, ...]:
     return tuple([value.size(axis_of(key)) for value in values])
 
 
-def _gathered(column: Column, rows: np.ndarray, axis: int) -> Column:
+def _take_rows(column: Column, rows: np.ndarray, axis: int) -> Column:
     if isinstance(column, list):
         return [column[row] for row in rows.tolist()]
     if axis and column.dtype == torch.int64:

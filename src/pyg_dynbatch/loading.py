@@ -46,18 +46,11 @@ class PlanningCollater(PyGCollater, ABC):
         """Merge a list of examples."""
         name = type(self).__name__
         examples = _checked_examples(name, batch)
-        excluded = self.exclude_keys or ()
-        merged = _merged_columns(examples, excluded, self.follow_batch or ())
+        merged = _merged_columns(examples, self.exclude_keys or (), self.follow_batch or ())
         if merged is None:
-            first = examples[0]
-            if not isinstance(first, Data):  # such as a tuple of them, which PyG takes apart
+            if not isinstance(examples[0], Data):  # such as a tuple of them, which PyG takes apart
                 return super().__call__(list(examples))
-
-            fields = first.stores[0].items()
-            plans = {key for key, value in fields if isinstance(value, MovablePlan)}
-            excluded = plans.union(excluded)
-            _check_same_fields(examples, excluded, name)
-            merged = Batch.from_data_list(list(examples), self.follow_batch, list(excluded))
+            merged = self._merged_by_pyg(examples)
 
         if self.needed in merged.stores[0]:
             self._attach(merged)
@@ -67,6 +60,14 @@ class PlanningCollater(PyGCollater, ABC):
             hint = "T.ToSparseTensor(remove_edge_index=False)"
             raise mismatch(ValueError, problem, expected, "adj_t in its place", hint=hint)
         return merged
+
+    def _merged_by_pyg(self, examples: Sequence[Data]) -> Batch:
+        """Merge examples as PyG does, without the plans that they bring."""
+        fields = examples[0].stores[0].items()
+        plans = {key for key, value in fields if isinstance(value, MovablePlan)}
+        excluded = plans.union(self.exclude_keys or ())
+        _check_same_fields(examples, excluded, type(self).__name__)
+        return Batch.from_data_list(list(examples), self.follow_batch, list(excluded))
 
     @abstractmethod
     def _attach(self, merged: Batch) -> None:
@@ -119,13 +120,14 @@ class PlanningLoader(PyGDataLoader):
 
     def __iter__(self) -> Iterator[Any]:
         if isinstance(self.sampler, DistributedSampler):
-            return self._fetched_at_first_next()
-        return self._pass()
+            return self._batches_fetched_at_first_next()
+        return self._batches()
 
-    def _fetched_at_first_next(self) -> Iterator[Any]:
-        yield from self._pass()
+    def _batches_fetched_at_first_next(self) -> Iterator[Any]:
+        # As a generator this begins at the first `next`.
+        yield from self._batches()
 
-    def _pass(self) -> Iterator[Any]:
+    def _batches(self) -> Iterator[Any]:
         batches = super().__iter__()
         if self.num_workers and isinstance(self.collate_fn, PlanningCollater):
             self.collate_fn.may_warn = False  # the workers of this pass have copies that may
@@ -153,13 +155,13 @@ def allow_batches(kind: type[Data]) -> None:
     """
     batch_class = type(empty_batch(kind))
 
-    def reduced(batch: Batch) -> str | tuple[Any, ...]:
+    def reduce_batch(batch: Batch) -> str | tuple[Any, ...]:
         has_plan = any(isinstance(value, MovablePlan) for value in batch.stores[0].values())
         if kind is Data and not has_plan:
             return batch.__reduce__()
         return empty_batch, (kind,), batch.__dict__.copy()
 
-    copyreg.pickle(batch_class, reduced)
+    copyreg.pickle(batch_class, reduce_batch)
     torch.serialization.add_safe_globals([kind, empty_batch, batch_class])
 
 
