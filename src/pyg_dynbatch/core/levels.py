@@ -160,25 +160,32 @@ class Levels(MovablePlan):
         return all(self._is_made_of(name, field) for name, field in fields.items())
 
     def _is_made_of(self, name: str, field: Tensor | None) -> bool:
-        place = ("edge_index", "child_slot", "has_input").index(name)
-        expected = self.checksums[place]
+        number = ("edge_index", "child_slot", "has_input").index(name)
+        expected_checksum = self.checksums[number]
+        if field is None and name == "has_input":
+            return self.num_inputs == self.num_nodes  # without the field, all nodes have an input
         if field is None:
-            return self.num_inputs == self.num_nodes if name == "has_input" else expected is None
-        shape = ((2, self.num_edges), (self.num_edges,), (self.num_nodes,))[place]
-        if expected is None or field.shape != shape:
+            return expected_checksum is None
+
+        expected_shape = ((2, self.num_edges), (self.num_edges,), (self.num_nodes,))[number]
+        if expected_checksum is None or field.shape != expected_shape:
             return False
         if field.is_cpu and type(field) is Tensor:
-            return checksum(input_mask(field) if name == "has_input" else field) == expected
-        # Per field: the tensor that was last found to be right, and its version.
-        seen = self.__dict__.setdefault("_seen", {})
-        now = weakref.ref(field), None if field.is_inference() else field._version
-        tensor, version = seen.setdefault(name, now)
-        if tensor() is field and version == now[1]:
+            values = input_mask(field) if name == "has_input" else field
+            return checksum(values) == expected_checksum
+
+        # Elsewhere the first tensor of a field is trusted, and later the last one that was compared
+        # and found to be the same, while its version stays.
+        trusted_fields = self.__dict__.setdefault("_trusted_fields", {})
+        version = None if field.is_inference() else field._version
+        this_field = weakref.ref(field), version
+        trusted_field, trusted_version = trusted_fields.setdefault(name, this_field)
+        if trusted_field() is field and trusted_version == version:
             return True
 
         is_same = self._is_made_of(name, field.detach().cpu().as_subclass(Tensor))
         if is_same:
-            seen[name] = now
+            trusted_fields[name] = this_field
         return is_same
 
     # Moving to a device, comparing, printing.
