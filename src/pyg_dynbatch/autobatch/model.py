@@ -238,7 +238,7 @@ class AutoBatch(nn.Module):
             for name, tensor in tensors.items()
         )
         return (
-            tuple(map(_code_of, self.plain.modules())), described,
+            tuple(map(_call_identity, self.plain.modules())), described,
             torch.is_grad_enabled(), torch.get_default_dtype(),
             torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu"),
             torch.is_autocast_enabled("cuda"), torch.get_autocast_dtype("cuda"),
@@ -426,15 +426,16 @@ def _replayed(session: Session, examples: Iterable[Example]) -> Outcome | None:
     return outcome_of(session, replays)
 
 
-def _code_of(module: nn.Module) -> tuple[object, ...]:
-    """Identify what a module runs, which may be replaced between two calls."""
+def _call_identity(module: nn.Module) -> tuple[object, ...]:
+    """Return what differs when a call of a module runs something else than the call before."""
     if isinstance(module, torch.jit.ScriptModule):
         problem = "autobatch: a scripted module is part of the model"
         hint = "the module itself"
         raise mismatch(TypeError, problem, "modules in Python", module.original_name, hint=hint)
+    # A forward that was set on the module itself comes before that of its class.
     forward = vars(module).get("forward") or type(module).forward
-    hooks = (name for kind in HOOKS for name in getattr(module, kind))
-    return id(module), module.training, forward, *hooks
+    hook_numbers = (number for kind in HOOKS for number in getattr(module, kind))
+    return id(module), module.training, forward, *hook_numbers
 
 
 @contextmanager

@@ -33,20 +33,29 @@ def record(session: Session, plain: Callable[[Any], object], example: Example) -
     entry = session.table.cache.find(example)  # an example of this batch may have added it
     if isinstance(entry, Kept):
         return Replay(entry, example.tensors)
-    reason = entry.reason if isinstance(entry, Refused) else example.problem
-    if not reason and any(session.owned(tensor) is not None for tensor in example.tensors):
-        reason = "an argument is a parameter or buffer of the model"
-    if not reason and any(tensor.layout != torch.strided for tensor in example.tensors):
-        reason = "an argument is a sparse tensor"
-    if example.key is not None and not reason:
+
+    refusal = entry.reason if isinstance(entry, Refused) else _refusal_of(session, example)
+    if example.key is not None and not refusal:
         return _record_new(session, plain, example)
-    if reason:
-        session.refusals[reason] += 1
+
+    if refusal:
+        session.refusals[refusal] += 1
     if session.can_run:
         return plain(example.value)
     # Watched for what a batch that is only scheduled refuses.
-    with watched(Origins(session, example, reason or "there is no cache")):
+    with watched(Origins(session, example, refusal or "there is no cache")):
         return plain(example.value)
+
+
+def _refusal_of(session: Session, example: Example) -> str:
+    """Return why what an example records cannot be kept, as far as its arguments tell; or ""."""
+    if example.problem:
+        return example.problem
+    if any(session.owned(tensor) is not None for tensor in example.tensors):
+        return "an argument is a parameter or buffer of the model"
+    if any(tensor.layout != torch.strided for tensor in example.tensors):
+        return "an argument is a sparse tensor"
+    return ""
 
 
 def _record_new(session: Session, plain: Callable[[Any], object], example: Example) -> object:
