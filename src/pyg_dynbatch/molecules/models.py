@@ -138,15 +138,13 @@ class WeaveNet(nn.Module):
 
         names = [readout] if isinstance(readout, str) else list(readout)
         self.readouts = nn.ModuleList(_readout(name, atom_out) for name in names)
-        bins = [getattr(part, "num_bins", 1) for part in self.readouts]
+        # A readout returns as many channels as the atoms have, a histogram so many per bin.
+        bins = [getattr(aggregation, "num_bins", 1) for aggregation in self.readouts]
         self.fingerprint_channels = atom_out * sum(bins)
         self.descriptors = StandardizedInputs(num_descriptors) if num_descriptors else None
 
-        widths = [self.fingerprint_channels + num_descriptors, *head]
-        layers: list[nn.Module] = []
-        for before, after in pairwise(widths):
-            layers += [nn.Linear(before, after), nn.ReLU(), nn.Dropout(dropout)]
-        self.head = nn.Sequential(*layers, nn.Linear(widths[-1], num_outputs))
+        head_inputs = self.fingerprint_channels + num_descriptors
+        self.head = _head([head_inputs, *head, num_outputs], dropout)
         if sync:
             CountedBatchNorm.synchronise(self)
 
@@ -244,6 +242,15 @@ def _refuse_with_directed(**options: object) -> None:
     if refused:
         problem = f"WeaveNet: directed messages have no {', '.join(refused)}"
         raise mismatch(ValueError, problem, "messages='weave', or the default", refused)
+
+
+def _head(widths: Sequence[int], dropout: float) -> nn.Sequential:
+    """Build the layers from one width to the next; all but the last have a ReLU and dropout."""
+    *hidden_widths, num_outputs = widths
+    layers: list[nn.Module] = []
+    for before, after in pairwise(hidden_widths):
+        layers += [nn.Linear(before, after), nn.ReLU(), nn.Dropout(dropout)]
+    return nn.Sequential(*layers, nn.Linear(hidden_widths[-1], num_outputs))
 
 
 def _readout(name: str, channels: int) -> Aggregation:
