@@ -215,7 +215,7 @@ class SST(TreeDataset):
         super().__init__(
             root,
             split,
-            {name: files.sha256_of(path) for name, path in self._raw.items()},
+            key={name: files.sha256_of(path) for name, path in self._raw.items()},
             vocabulary=vocabulary,
             num_classes=_CLASSES,
             **options,
@@ -299,8 +299,8 @@ class TreeFile(TreeDataset):
             raise mismatch(ValueError, "TreeFile: no files are given", "at least one")
         super().__init__(
             root,
-            "trees",
-            {"files": list(map(files.sha256_of, self._paths))},
+            split="trees",
+            key={"files": [files.sha256_of(each) for each in self._paths]},
             vocabulary=vocabulary or "all",
             num_classes=num_classes,
             labels=labels,

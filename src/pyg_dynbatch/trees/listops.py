@@ -168,7 +168,7 @@ class ListOps(TreeDataset):
         super().__init__(
             root,
             split,
-            {"form": form, "source": asdict(self._recipe)},
+            key={"form": form, "source": asdict(self._recipe)},
             vocabulary=listops_vocabulary(),
             num_classes=_NUM_CLASSES,
             labels="optional",
