@@ -212,10 +212,10 @@ class ModelCode:
             code.write(block._known("input"), partial(code.inline, block))
 
         codes = [root, *(code for code, _ in self._functions)]
-        written = [line for code in codes for line in code.lines]
-        begin = [WrittenLine(text, Origin("Root")) for text in self._first_lines()]
-        end = [WrittenLine(text, Origin("Root")) for text in self._last_lines()]
-        lines = [*begin, *written, *end]
+        first_lines = [WrittenLine(text, Origin("Root")) for text in self._first_lines()]
+        lines_of_functions = [line for code in codes for line in code.lines]
+        last_lines = [WrittenLine(text, Origin("Root")) for text in self._last_lines()]
+        lines = [*first_lines, *lines_of_functions, *last_lines]
         return CompiledSource(
             source="\n".join(line.text for line in lines),
             origins=[line.origin for line in lines],
