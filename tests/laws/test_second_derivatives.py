@@ -99,7 +99,9 @@ CASES: dict[str, Callable[[], Case]] = {
     "kernels.tree_lstm._TreeLSTM": lambda: of_layer(NaryTreeLSTM(3, 2), EDGES),
     "nn.pairs._PairMap": lambda: (lambda x: pair_sum(x, PAIRS), rows((7, 2))),
     "nn.pairs._OrderReLU": lambda: (lambda x: order_relu(x, PAIRS), rows((4, 2))),
-    "nn.pairs._PairLayers": lambda: of_layer(WeaveStack(3, 2, 2), torch.eye(2).double(), CODED),
+    "nn.pairs._SumUpdatedPairs": lambda: of_layer(
+        WeaveStack(3, 2, 2), torch.eye(2).double(), CODED
+    ),
     "nn.readout._Histogram": lambda: of_layer(GaussianHistogramAggregation()),
     "nn.weave._Normalize": lambda: of_layer(weave.CountedBatchNorm(3)),
     "nn.weave._OverRanks": moments_of_ranks,

@@ -37,7 +37,7 @@ def check_incidence(pairs: Pairs, expected: list[tuple[int, int]]) -> None:
         assert pairs.entry[mine].tolist() == entries
         others = [sum(expected[number]) - atom for number in entries]
         assert pairs.other[mine].tolist() == others
-    assert pairs.num_entries == ptr[-1] == int(pairs.weight.sum())
+    assert pairs.num_entries == ptr[-1] == int(pairs.entry_count.sum())
     assert pairs.is_self.tolist() == [a == b for a, b in expected]
     end, end_ptr = (part.tolist() for part in pairs.ends)
     slices = zip(end_ptr[:-1], end_ptr[1:], strict=True)

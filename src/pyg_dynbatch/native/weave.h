@@ -40,7 +40,7 @@ INLINE void add_and_cut(rows_t row, given_t more, int64_t width)
 }
 
 /* The sums over the pairs from `begin` to `end`, a few pairs at a time. */
-static void sum_updated(const struct pair_layers *p, int64_t begin, int64_t end)
+static void sum_updated_pairs(const struct pair_layers *p, int64_t begin, int64_t end)
 {
     enum { FEW = 32 };
     const int32_t *second = p->begins + p->pairs;
@@ -69,7 +69,7 @@ static void pair_layers(const struct pair_layers *p)
     const int threads = (int)p->threads;
     PARALLEL_FOR(threads > 1)
     for (int64_t thread = 0; thread < p->threads; thread++)
-        sum_updated(p, p->starts[thread], p->starts[thread + 1]);
+        sum_updated_pairs(p, p->starts[thread], p->starts[thread + 1]);
 }
 
 #define BINS 11

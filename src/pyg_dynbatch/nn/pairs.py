@@ -309,7 +309,7 @@ class Pairs(MovablePlan):
         return self.first == self.second
 
     @property
-    def weight(self) -> Float[Tensor, " pair"]:
+    def entry_count(self) -> Float[Tensor, " pair"]:
         """Number of entries of each pair: 2, and 1 of a self pair."""
         return 2.0 - self.is_self.to(torch.get_default_dtype())
 
@@ -697,14 +697,14 @@ def _half_row_index(pairs: Pairs) -> tuple[Tensor, Tensor]:
 
 
 class PairWeights(NamedTuple):
-    """The layers of :func:`pair_layers`."""
+    """The layers of :func:`sum_updated_pairs`."""
 
     between: Float[Tensor, "middle width"]  # W
     following: Float[Tensor, "out middle"]  # V
     bias: Float[Tensor, " out"]  # b
 
 
-def pair_layers(
+def sum_updated_pairs(
     parts: Float[Tensor, "atom parts"],
     own: Float[Tensor, "row middle"],
     weights: PairWeights,
@@ -716,12 +716,12 @@ def pair_layers(
     ``own`` has one row per code, or per pair if not ``coded``. In inference alone, by C.
     """
     # Under autocast, linear maps return half precision, and C computes in single precision.
-    sums: Tensor = _PairLayers.apply(pairs, coded, in_single(parts), in_single(own), *weights)
+    sums: Tensor = _SumUpdatedPairs.apply(pairs, coded, in_single(parts), in_single(own), *weights)
     return sums
 
 
-def computes_layers(pairs: Pairs, *matrices: Tensor) -> bool:
-    """Whether `pair_layers` computes on rows and weights like these: in inference on CPUs."""
+def can_sum_updated_pairs(pairs: Pairs, *matrices: Tensor) -> bool:
+    """Whether `sum_updated_pairs` computes on rows and weights like these: in inference on CPUs."""
     if torch.is_grad_enabled() or torch.compiler.is_compiling() or not pairs.plan.is_cpu:
         return False
     # C keeps some rows on the stack.
@@ -729,7 +729,7 @@ def computes_layers(pairs: Pairs, *matrices: Tensor) -> bool:
     return is_narrow and is_native(*matrices)
 
 
-class _PairLayers(Function):
+class _SumUpdatedPairs(Function):
     """A function, so that forward derivatives and transforms are refused."""
 
     @staticmethod

@@ -18,15 +18,15 @@ from pyg_dynbatch.core.types import without_autocast
 from pyg_dynbatch.nn.pairs import (
     Pairs,
     PairWeights,
+    can_sum_updated_pairs,
     check_rows,
     code_rows,
-    computes_layers,
     in_single,
     neighbor_sum,
     order_gather,
     order_relu,
-    pair_layers,
     pair_sum,
+    sum_updated_pairs,
 )
 
 HIDDEN = ("aa", "pa", "ap", "pp")
@@ -219,7 +219,7 @@ class WeaveConv(nn.Module):
         weight_between, weight_own = self.lin_p.weight.split(widths, 1)
         return weight_between, functional.linear(own, weight_own, self.lin_p.bias)
 
-    def sum_updated(
+    def sum_updated_pairs(
         self, after: "WeaveConv", x: Tensor, pair_rows: Tensor, pairs: Pairs, coded: bool
     ) -> Tensor | None:
         """Compute what the next module sums of the updated pairs, by C in inference alone.
@@ -229,14 +229,14 @@ class WeaveConv(nn.Module):
         if not self._is_plain() or not after._is_plain() or self.residual:
             return None
         following = after.lin_pa
-        if not computes_layers(pairs, x, pair_rows, self.lin_p.weight, following.weight):
+        if not can_sum_updated_pairs(pairs, x, pair_rows, self.lin_p.weight, following.weight):
             return None
 
         check_rows("WeaveConv", x, pair_rows, (self.atom_in, self.pair_in), pairs, coded)
         own = self._activated("pp", self.lin_pp(pair_rows), pairs, coded)
         weight_between, mapped = self._map_own(own)
         weights = PairWeights(weight_between, following.weight, following.bias)
-        return pair_layers(self.split(x, pairs), mapped, weights, pairs, coded)
+        return sum_updated_pairs(self.split(x, pairs), mapped, weights, pairs, coded)
 
     def _is_plain(self) -> bool:
         """Whether pairs are updated by linear maps and ReLUs that no hook or override changes."""
@@ -382,7 +382,7 @@ class WeaveStack(nn.Module):
         for level, conv in enumerate(convs):
             if level + 2 == len(convs):
                 # The last module only sums the pairs that the one before it updates.
-                total = conv.sum_updated(convs[-1], x, pair_rows, pairs, coded)
+                total = conv.sum_updated_pairs(convs[-1], x, pair_rows, pairs, coded)
                 if total is not None:
                     x = conv.update_atoms(x, conv.sum_pairs(pair_rows, pairs, coded=coded))
                     return convs[-1].update_atoms(x, total)
@@ -675,7 +675,7 @@ def _entry_counts(pairs: Pairs, coded: bool, dtype: torch.dtype) -> Tensor:
     dtype = torch.promote_types(dtype, torch.float32)
 
     def build() -> Tensor:
-        counts = pairs.code_count.sum(0) if coded else pairs.weight
+        counts = pairs.code_count.sum(0) if coded else pairs.entry_count
         return counts.to(dtype)
 
     return pairs.remember(("entry_counts", coded, dtype), build)
