@@ -13,10 +13,10 @@ BONDS = {"SINGLE": 0, "DOUBLE": 1, "TRIPLE": 2, "AROMATIC": 3}
 @pytest.mark.parametrize("name", ODD)
 def test_odd_molecules_as_defined(name: str) -> None:
     mol = parse_smiles(ODD[name])
-    pairs = KearnesPairs()
-    codes = pairs.codes(mol)
-    found = pairs.table.features.numpy()[codes]
-    distance = pairs.table.distance.numpy()[codes]
+    kearnes = KearnesPairs()
+    codes = kearnes.codes(mol)
+    found = kearnes.table.features.numpy()[codes]
+    distance = kearnes.table.distance.numpy()[codes]
     steps, rings = distances(mol), [set(ring) for ring in mol.GetRingInfo().AtomRings()]
     for first, second in np.ndindex(codes.shape):
         row = np.zeros(12)
@@ -45,11 +45,11 @@ def test_the_table() -> None:
 
 def test_rings_of_a_cage_are_all_there() -> None:
     # Of the six faces of cubane a smallest set names five: two atoms would share no ring.
-    pairs = KearnesPairs()
+    kearnes = KearnesPairs()
     cubane = parse_smiles(ODD["cubane"])
     assert cubane.GetRingInfo().NumRings() == 6
-    same = pairs.table.features.numpy()[pairs.codes(cubane)][:, :, 11]
-    far = pairs.table.distance.numpy()[pairs.codes(cubane)] == 3
+    same = kearnes.table.features.numpy()[kearnes.codes(cubane)][:, :, 11]
+    far = kearnes.table.distance.numpy()[kearnes.codes(cubane)] == 3
     assert (same.sum(0) == 6).all()  # all but the atom itself and the opposite corner
     assert (same[far] == 0).all()
 
@@ -64,12 +64,12 @@ def test_no_atoms_and_many() -> None:
 
 
 def test_double_bonds() -> None:
-    pairs = DoubleBondStereo()
+    stereo = DoubleBondStereo()
     for smiles, bit in (("C/C=C/C", "bond_E"), ("C/C=C\\C", "bond_Z"), ("CC=CC", None)):
-        codes = pairs.codes(parse_smiles(smiles))
+        codes = stereo.codes(parse_smiles(smiles))
         names = [
             name
-            for name, x in zip(pairs.table.names, pairs.table.features[codes[1, 2]], strict=True)
+            for name, x in zip(stereo.table.names, stereo.table.features[codes[1, 2]], strict=True)
             if x
         ]
         assert names == ([bit] if bit else [])

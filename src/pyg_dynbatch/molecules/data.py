@@ -139,11 +139,11 @@ class MoleculeData(Data):
         """
         codes = self.pair_code.long()
         is_bond = table.distance.to(codes.device)[codes] == 1
-        pairs = torch.triu_indices(self.num_nodes, self.num_nodes, device=codes.device)
+        pair_index = torch.triu_indices(self.num_nodes, self.num_nodes, device=codes.device)
         copied = self.clone()
         features = table.features.to(codes.device)[codes[is_bond]]
         copied.edge_index, copied.edge_attr = to_undirected(
-            pairs[:, is_bond], features, num_nodes=self.num_nodes
+            pair_index[:, is_bond], features, num_nodes=self.num_nodes
         )
         return copied
 

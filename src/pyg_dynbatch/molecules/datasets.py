@@ -174,8 +174,8 @@ class MoleculeDataset(ColumnsDataset):
     def _columns(self, molecules: Sequence[MoleculeArrays]) -> Columns:
         """Join the arrays of molecules."""
         atoms = np.array([len(each.x) for each in molecules], dtype=np.int64)
-        nodes = Segments(atoms)
-        pairs = Segments(atoms * (atoms + 1) // 2)
+        segments_of_atoms = Segments(atoms)
+        segments_of_pairs = Segments(atoms * (atoms + 1) // 2)
         once = Segments(np.ones_like(atoms))
 
         width = len(self.featurizer.atom_names)
@@ -187,7 +187,12 @@ class MoleculeDataset(ColumnsDataset):
             "smiles": [each.smiles or "" for each in molecules],
             "row": torch.tensor([each.row or 0 for each in molecules], dtype=torch.long),
         }
-        segments = {"x": nodes, "pair_code": pairs, "smiles": once, "row": once}
+        segments = {
+            "x": segments_of_atoms,
+            "pair_code": segments_of_pairs,
+            "smiles": once,
+            "row": once,
+        }
 
         if self.featurizer.descriptor_names:
             descriptors = np.array([each.descriptor for each in molecules], dtype=np.float32)
@@ -205,7 +210,7 @@ class MoleculeDataset(ColumnsDataset):
                 check_labels(owner, targets, num_classes, smiles, self.target_names)
             fields["y"] = torch.from_numpy(targets)
             segments["y"] = once
-        return Columns(MoleculeData, nodes, fields, segments, numbers=("row",))
+        return Columns(MoleculeData, segments_of_atoms, fields, segments, numbers=("row",))
 
     def _joined(self, parts: Sequence[Columns]) -> Columns:
         columns = Columns.joined(parts) if parts else self._columns([])

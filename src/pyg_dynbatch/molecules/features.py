@@ -446,11 +446,11 @@ class KearnesPairs(PairFeatures):
 
     Example:
         >>> from rdkit import Chem
-        >>> pairs = KearnesPairs()
-        >>> codes = pairs.codes(Chem.MolFromSmiles("C=CC"))
-        >>> pairs.table.features[int(codes[0, 2])].int().tolist()
+        >>> kearnes = KearnesPairs()
+        >>> codes = kearnes.codes(Chem.MolFromSmiles("C=CC"))
+        >>> kearnes.table.features[int(codes[0, 2])].int().tolist()
         [0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 0]
-        >>> pairs.table.distance[torch.from_numpy(codes).long()].tolist()
+        >>> kearnes.table.distance[torch.from_numpy(codes).long()].tolist()
         [[0, 1, 2], [1, 0, 1], [2, 1, 0]]
     """
 
