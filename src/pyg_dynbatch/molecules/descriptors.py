@@ -4,7 +4,7 @@ import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from difflib import get_close_matches
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -27,6 +27,15 @@ _EXTREME_CHARGES = {
     "MinPartialCharge",
     "MaxAbsPartialCharge",
     "MinAbsPartialCharge",
+}
+
+# Extremes of E-states, which RDKit by default computes anew for each. Sums of them over surfaces
+# read what it has kept with the molecule.
+_EXTREME_STATES = {
+    "MaxEStateIndex",
+    "MinEStateIndex",
+    "MaxAbsEStateIndex",
+    "MinAbsEStateIndex",
 }
 
 
@@ -183,4 +192,7 @@ def _morgan_generator(radius: int, size: int, chirality: bool) -> Any:
 @cache
 def _rdkit_functions() -> dict[str, Callable[[Mol], float]]:
     # Not an attribute of the parts, because some of the functions cannot be pickled.
-    return dict(rdkit_module("Chem.Descriptors").descList)
+    functions = dict(rdkit_module("Chem.Descriptors").descList)
+    for name in _EXTREME_STATES:
+        functions[name] = partial(functions[name], force=False)
+    return functions
