@@ -27,40 +27,6 @@ Forward = Callable[[Any, Any], Any]
 LONG = partial(pytest.param, marks=pytest.mark.long)
 ROWS = [*torch.randn(3, 3, generator=torch.Generator().manual_seed(0))]
 
-# A part in single precision, and numbers of the default dtype.
-IN_SINGLE_PRECISION: dict[str, Forward] = {
-    "part": lambda m, x: m.part(x),
-    "data": lambda m, x: x,
-    "number": lambda m, x: m.part(x) * 0.1,
-    "tensor": lambda m, x: m.part(x) * torch.tensor(0.1),
-    "wide": lambda m, x: m.part(x) * torch.tensor([0.1, 0.2, 0.3]),
-    "average": lambda m, x: (m.part(x) > 0).sum() / 3 + m.part(x),
-    "read": lambda m, x: torch.tensor(m.part(x).sum().item()) * m.part(x),
-    "embedding": lambda m, x: m.word(torch.tensor(1)) + m.part(x),
-    "recurrent": lambda m, x: m.gru(m.part(x).view(3, 1))[0],
-    "total": lambda m, x: total([m.part(x), x]),
-    "attend": lambda m, x: attend(m.part(x), [m.part(x), x], [x, m.part(x)]),
-    "rows": lambda m, x: rows(torch.ones(2, 3))[0] * m.part(x),
-    "new": lambda m, x: m.part(x) + m.part(x).new_zeros(3) + m.part(x).new_tensor([0.1, 0.2, 0.3]),
-}  # fmt: skip
-
-
-@pytest.fixture(params=[torch.float32, torch.float64], ids=str)
-def dtype(request: pytest.FixtureRequest) -> Any:
-    torch.set_default_dtype(request.param)
-    yield request.param
-    torch.set_default_dtype(torch.float32)
-
-
-@pytest.mark.parametrize("name", IN_SINGLE_PRECISION)
-def test_dtypes_are_those_of_the_plain_loop(name: str, dtype: torch.dtype) -> None:
-    torch.manual_seed(0)
-    parts = {"part": nn.Linear(3, 3), "word": nn.Embedding(3, 3), "gru": nn.GRU(1, 2)}
-    function = IN_SINGLE_PRECISION[name]
-    model = Wrap(lambda m, x: function(m, x) * m.unit, **parts).float()
-    model.unit = nn.Parameter(torch.ones((), dtype=torch.float32))
-    check(model, ROWS, tolerance=1e-5)
-
 
 class Part(nn.Module):
     """A module with state of many kinds."""
@@ -97,43 +63,59 @@ def model_of(function: Forward, inner: Forward | None = None) -> Any:
     return model
 
 
-def holders(value: Any, seen: set[int] | None = None) -> list[Any]:
+def recorded_values_in(model: nn.Module) -> list[Lazy]:
     """Find recorded values in a model, however deep."""
-    seen = set() if seen is None else seen
-    if type(value) is Lazy or id(value) in seen:
-        return [value] if type(value) is Lazy else []
-    seen.add(id(value))
-    parts = [*getattr(value, "__dict__", {}).values()]
-    parts += value.values() if isinstance(value, dict) else ()
-    parts += value if isinstance(value, list | tuple | set) else ()
+    found = list[Lazy]()
+    seen = set[int]()
+    waiting: list[Any] = [model]
+    while waiting:
+        value = waiting.pop()
+        if type(value) is Lazy:
+            found.append(value)
+        elif id(value) not in seen:
+            seen.add(id(value))
+            waiting += held_by(value)
+    return found
+
+
+def held_by(value: Any) -> list[Any]:
     if callable(value) and not isinstance(value, nn.Module):
         return []
-    return [lazy_value for part in parts for lazy_value in holders(part, seen)]
+    held = list(getattr(value, "__dict__", {}).values())
+    if isinstance(value, dict):
+        held += value.values()
+    if isinstance(value, list | tuple | set):
+        held += value
+    return held
 
 
-def refused(error: Exception) -> bool:
+def is_refusal(error: Exception) -> bool:
     return isinstance(error.args[0], Mismatch) and str(error).startswith(("autobatch", "Operation"))
 
 
-def check_law(make: Callable[[], Any], calls: int = 2) -> bool:
-    """Compare each of several calls with the plain loop; return whether all were run."""
+def gradient_of_layer(model: Any, results: Tensor) -> Tensor:
+    model.zero_grad()
+    results.sum().backward(retain_graph=True)
+    return model.layer.weight.grad
+
+
+def check_law(make: Callable[[], Any]) -> None:
+    """Compare two calls of a model with the plain loop, unless it is refused."""
     plain = make()
     model = autobatch(make())
-    for _ in range(calls):
+    for _ in range(2):
         expected = torch.stack([plain(x) for x in ROWS])
         try:
             batched = model(ROWS)
         except Exception as error:
-            assert refused(error), error
-            return False
+            assert is_refusal(error), error
+            return
         finally:
-            assert not holders(model.plain)
+            assert not recorded_values_in(model.plain)
         torch.testing.assert_close(batched, expected)
-        for each, y in (model, batched), (plain, expected):
-            each.zero_grad()
-            y.sum().backward(retain_graph=True)
-        torch.testing.assert_close(model.layer.weight.grad, plain.layer.weight.grad)
-    return True
+        torch.testing.assert_close(
+            gradient_of_layer(model, batched), gradient_of_layer(plain, expected)
+        )
 
 
 def double_in_place(m: Any) -> None:
@@ -159,6 +141,14 @@ TO_A_SIBLING: dict[str, Callable[[Any], Any]] = {
 }
 
 
+# Where the submodule is called that changes the other one.
+CALLS_OF_THE_SUBMODULE: dict[str, Forward] = {
+    "before": lambda m, x: m.part(m.inner(m.layer(x))),
+    "between": lambda m, x: m.part(m.inner(m.part(m.layer(x)))),
+    "unused": lambda m, x: m.inner(m.layer(x)) * m.part.factor,
+}
+
+
 @pytest.mark.parametrize("where", [LONG("before"), "between", "unused"])
 @pytest.mark.parametrize("name", TO_A_SIBLING)
 def test_a_submodule_that_changes_another_one_is_right_or_refused(name: str, where: str) -> None:
@@ -166,12 +156,7 @@ def test_a_submodule_that_changes_another_one_is_right_or_refused(name: str, whe
         TO_A_SIBLING[name](m)
         return x * 2
 
-    functions: dict[str, Forward] = {
-        "before": lambda m, x: m.part(m.inner(m.layer(x))),
-        "between": lambda m, x: m.part(m.inner(m.part(m.layer(x)))),
-        "unused": lambda m, x: m.inner(m.layer(x)) * m.part.factor,
-    }
-    check_law(lambda: model_of(functions[where], inner))
+    check_law(lambda: model_of(CALLS_OF_THE_SUBMODULE[where], inner))
 
 
 class Square(torch.autograd.Function):
@@ -211,14 +196,14 @@ def twice(x: Tensor) -> Tensor:
 
 
 with pytest.warns(DeprecationWarning):
-    SCRIPTED = torch.jit.script(twice), torch.jit.script(nn.Linear(3, 3))
+    SCRIPTED_FUNCTION = torch.jit.script(twice)
+    SCRIPTED_MODULE = torch.jit.script(nn.Linear(3, 3))
 
 
 def traced_by_outer(x: Any) -> Any:
     return torch.trace(torch.outer(x, x)) * x
 
 
-# Each inline, in a submodule, and in a submodule that is opened.
 UNUSUAL: dict[str, Forward] = {
     "packed": packed,
     "functional_call": with_weights,
@@ -230,26 +215,36 @@ UNUSUAL: dict[str, Forward] = {
     "reentrant": lambda m, x: checkpoint(torch.tanh, m.layer(x), use_reentrant=True),
     "vmap": lambda m, x: torch.vmap(torch.sin)(m.layer(x)),
     "grad": lambda m, x: torch.func.grad(lambda y: y.square().sum())(m.layer(x)),
-    "scripted": lambda m, x: SCRIPTED[0](m.layer(x)),
-    "scripted module": lambda m, x: m.layer(SCRIPTED[1](x)),
+    "scripted": lambda m, x: SCRIPTED_FUNCTION(m.layer(x)),
+    "scripted module": lambda m, x: m.layer(SCRIPTED_MODULE(x)),
     "attention": lambda m, x: m.attention(*[m.layer(x).view(3, 1, 1).expand(3, 2, 4)] * 3)[0],
     "large number": lambda m, x: m.layer(x) * (10**5000 % 7),
 }
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit", "ignore:There is a performance drop")
-@pytest.mark.parametrize("where", ["inline", "inside", "opened"])
-@pytest.mark.parametrize("name", UNUSUAL)
-def test_unusual_calls_are_right_or_refused(name: str, where: str) -> None:
-    def make() -> Any:
-        if where == "inline":
-            return model_of(UNUSUAL[name])
-        model = model_of(lambda m, x: m.inner(x))
-        inner = model_of(UNUSUAL[name])
-        model.inner, model.layer = open(inner) if where == "opened" else inner, inner.layer
-        return model
+def inline(function: Forward) -> Any:
+    return model_of(function)
 
-    check_law(make)
+
+def in_a_submodule(function: Forward) -> Any:
+    inner = model_of(function)
+    model = model_of(lambda m, x: m.inner(x))
+    model.inner = inner
+    model.layer = inner.layer
+    return model
+
+
+def in_an_opened_submodule(function: Forward) -> Any:
+    model = in_a_submodule(function)
+    model.inner = open(model.inner)
+    return model
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit", "ignore:There is a performance drop")
+@pytest.mark.parametrize("place", [inline, in_a_submodule, in_an_opened_submodule])
+@pytest.mark.parametrize("name", UNUSUAL)
+def test_unusual_calls_are_right_or_refused(name: str, place: Callable[[Forward], Any]) -> None:
+    check_law(lambda: place(UNUSUAL[name]))
 
 
 class Box:
@@ -261,6 +256,7 @@ def keep(m: Any, y: Any) -> None:
     m.other.last = y
 
 
+# How a model keeps a recorded value.
 KEEPS: dict[str, Callable[[Any, Any], Any]] = {
     "attribute": lambda m, y: setattr(m, "last", y),
     "new attribute": lambda m, y: setattr(m, "found", [y, {"a": (y, 1)}]),
@@ -274,40 +270,143 @@ KEEPS: dict[str, Callable[[Any, Any], Any]] = {
 }
 
 
-@pytest.mark.parametrize("ends", ["returns", LONG("reads"), "fails", "collates", LONG("keeps")])
-@pytest.mark.parametrize("name", KEEPS)
-def test_no_recorded_value_stays_in_a_model(name: str, ends: str) -> None:
+def doubled(x: Tensor, y: Any) -> Any:
+    return y * 2
+
+
+def times_a_value_read(x: Tensor, y: Any) -> Any:
+    return y * y.sum().item()
+
+
+def failing_in_the_second_example(x: Tensor, y: Any) -> Any:
+    if x is ROWS[1]:
+        raise KeyError("own error")
+    return y * 2
+
+
+def keeping(name: str, ending: Forward) -> Forward:
+    """Keep what a layer returns, and go on with it."""
+
     def function(m: Any, x: Any) -> Any:
         y = m.layer(x)
         KEEPS[name](m, y)
-        if ends == "fails" and x is ROWS[1]:
-            raise KeyError("own error")
-        return y * 2 if ends != "reads" else y * y.sum().item()
+        return ending(x, y)
 
-    model: AutoBatch = autobatch(model_of(function), cache=ends == "keeps")
-    before = sorted(model.state_dict())
+    return function
+
+
+def check_that_nothing_stays(model: AutoBatch, run: Callable[[], None]) -> None:
+    """Check the model after each of two runs that may be refused."""
+    names = sorted(model.state_dict())
     for _ in range(2):
         try:
-            (model.collate if ends == "collates" else model)(ROWS)
-            assert ends != "fails"
+            run()
         except Exception as error:
-            assert refused(error) or (ends == "fails" and type(error) is KeyError)
-        assert not holders(model.plain) and sorted(model.state_dict()) == before
-    if ends in ("returns", "keeps") and name in ("attribute", "buffer", "dict", "list"):
-        plain: Any = model.plain
-        found = {"attribute": plain.last, "buffer": plain.buffer, **plain.cache}
-        found["list"] = plain.kept and plain.kept[-1]
-        torch.testing.assert_close(found.get(name, found.get("a")), plain.layer(ROWS[-1]))
+            assert is_refusal(error), error
+        assert not recorded_values_in(model.plain)
+        assert sorted(model.state_dict()) == names
 
 
-def test_hooks_capture_values_of_single_examples() -> None:
-    for capture in ([], None):
-        plain: Any = model_of(lambda m, x: (m.layer(x), m.layer(x) * m.seen()[-1])[1])
-        seen = plain.kept if capture is None else capture
-        plain.seen = lambda seen=seen: seen
-        plain.layer.register_forward_hook(lambda _, given, y, seen=seen: seen.append(y))
-        found = autobatch(plain)(ROWS)
-        torch.testing.assert_close(found, torch.stack([plain.layer(x) ** 2 for x in ROWS]))
+@pytest.mark.parametrize("ending", [doubled, LONG(times_a_value_read)])
+@pytest.mark.parametrize("name", KEEPS)
+def test_no_recorded_value_stays_after_a_result(name: str, ending: Forward) -> None:
+    model = autobatch(model_of(keeping(name, ending)))
+    check_that_nothing_stays(model, lambda: model(ROWS))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", KEEPS)
+def test_no_recorded_value_stays_beside_a_cache(name: str) -> None:
+    model = autobatch(model_of(keeping(name, doubled)), cache=True)
+    check_that_nothing_stays(model, lambda: model(ROWS))
+
+
+@pytest.mark.parametrize("name", KEEPS)
+def test_no_recorded_value_stays_after_collation(name: str) -> None:
+    model = autobatch(model_of(keeping(name, doubled)))
+    check_that_nothing_stays(model, lambda: model.collate(ROWS))
+
+
+@pytest.mark.parametrize("name", KEEPS)
+def test_no_recorded_value_stays_after_an_error(name: str) -> None:
+    model = autobatch(model_of(keeping(name, failing_in_the_second_example)))
+
+    def run() -> None:
+        with pytest.raises(KeyError, match="own error"):
+            model(ROWS)
+
+    check_that_nothing_stays(model, run)
+
+
+# Where a model finds again what it kept.
+KEPT: dict[str, Callable[[Any], Any]] = {
+    "attribute": lambda m: m.last,
+    "list": lambda m: m.kept[-1],
+    "dict": lambda m: m.cache["a"],
+    "buffer": lambda m: m.buffer,
+}
+
+
+@pytest.mark.parametrize("cache", [False, LONG(True)])
+@pytest.mark.parametrize("name", KEPT)
+def test_a_model_keeps_the_value_of_the_last_example(name: str, cache: bool) -> None:
+    model = autobatch(model_of(keeping(name, doubled)), cache=cache)
+    plain: Any = model.plain
+    for _ in range(2):
+        model(ROWS)
+        torch.testing.assert_close(KEPT[name](plain), plain.layer(ROWS[-1]))
+
+
+def times_what_a_hook_saw(m: Any, x: Any) -> Any:
+    m.layer(x)
+    y = m.layer(x)
+    return y * m.seen()[-1]
+
+
+@pytest.mark.parametrize("is_in_the_model", [True, False])
+def test_hooks_capture_values_of_single_examples(is_in_the_model: bool) -> None:
+    plain: Any = model_of(times_what_a_hook_saw)
+    seen: list[Any] = plain.kept if is_in_the_model else []
+    plain.seen = lambda: seen
+    plain.layer.register_forward_hook(lambda _, arguments, y: seen.append(y))
+    batched = autobatch(plain)(ROWS)
+    expected = torch.stack([plain.layer(x) ** 2 for x in ROWS])
+    torch.testing.assert_close(batched, expected)
+
+
+# A part in single precision, and numbers of the default dtype.
+IN_SINGLE_PRECISION: dict[str, Forward] = {
+    "part": lambda m, x: m.part(x),
+    "data": lambda m, x: x,
+    "number": lambda m, x: m.part(x) * 0.1,
+    "tensor": lambda m, x: m.part(x) * torch.tensor(0.1),
+    "wide": lambda m, x: m.part(x) * torch.tensor([0.1, 0.2, 0.3]),
+    "average": lambda m, x: (m.part(x) > 0).sum() / 3 + m.part(x),
+    "read": lambda m, x: torch.tensor(m.part(x).sum().item()) * m.part(x),
+    "embedding": lambda m, x: m.word(torch.tensor(1)) + m.part(x),
+    "recurrent": lambda m, x: m.gru(m.part(x).view(3, 1))[0],
+    "total": lambda m, x: total([m.part(x), x]),
+    "attend": lambda m, x: attend(m.part(x), [m.part(x), x], [x, m.part(x)]),
+    "rows": lambda m, x: rows(torch.ones(2, 3))[0] * m.part(x),
+    "new": lambda m, x: m.part(x) + m.part(x).new_zeros(3) + m.part(x).new_tensor([0.1, 0.2, 0.3]),
+}  # fmt: skip
+
+
+@pytest.fixture(params=[torch.float32, torch.float64], ids=str)
+def dtype(request: pytest.FixtureRequest) -> Any:
+    torch.set_default_dtype(request.param)
+    yield request.param
+    torch.set_default_dtype(torch.float32)
+
+
+@pytest.mark.parametrize("name", IN_SINGLE_PRECISION)
+def test_dtypes_are_those_of_the_plain_loop(name: str, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    parts = {"part": nn.Linear(3, 3), "word": nn.Embedding(3, 3), "gru": nn.GRU(1, 2)}
+    function = IN_SINGLE_PRECISION[name]
+    model = Wrap(lambda m, x: function(m, x) * m.unit, **parts).float()
+    model.unit = nn.Parameter(torch.ones((), dtype=torch.float32))
+    check(model, ROWS, tolerance=1e-5)
 
 
 def test_a_recurrent_layer_draws_a_mask_per_example() -> None:
