@@ -92,18 +92,18 @@ def straight(seed: int, structures: Sequence[int], count: int) -> list[Example]:
     def normal(*shape: int) -> Tensor:
         return torch.randn(shape, generator=generator, dtype=torch.float64)
 
-    shared = normal(WIDTH).requires_grad_()
-    found = list[Example]()
-    for _ in range(count):
-        structure = draw.choice(structures)
+    def example(structure: int) -> Example:
         form = random.Random(structure)
         own = normal(WIDTH).requires_grad_(form.random() < 0.7)
         vectors = [form.choice([shared, own, normal(WIDTH)]) for _ in range(form.randrange(1, 4))]
         tokens = {name: torch.tensor(draw.randrange(5)) for name in "abc"[: form.randrange(1, 4)]}
         matrix = normal(WIDTH, WIDTH).requires_grad_(form.random() < 0.5)
-        length, scale = form.randrange(12), form.choice([0.0, -0.0, 1.5])
-        found.append(Example(structure, length, vectors, matrix, tokens, scale))
-    return found
+        length = form.randrange(12)
+        scale = form.choice([0.0, -0.0, 1.5])
+        return Example(structure, length, vectors, matrix, tokens, scale)
+
+    shared = normal(WIDTH).requires_grad_()
+    return [example(draw.choice(structures)) for _ in range(count)]
 
 
 class Deciding(decisions.Random):
@@ -127,42 +127,6 @@ def deciding(seed: int, structures: Sequence[int], count: int) -> list[decisions
     ]
 
 
-def outcome(model: Any, result: Any, given: Any, weigh: bool) -> list[Any]:
-    """List results, what was emitted, and the gradients of a weighted sum of all results."""
-    emitted = [model.emitted[name] for name in sorted(model.emitted)]
-    leaves = [leaf for leaf in tree_leaves((result, emitted)) if isinstance(leaf, Tensor)]
-    if not weigh:
-        return leaves
-    weighted = [
-        (leaf * torch.arange(1.0, leaf.numel() + 1, dtype=leaf.dtype).view(leaf.shape)).sum()
-        for leaf in leaves
-        if leaf.is_floating_point()
-    ]
-    trained = [p for p in model.parameters() if p.requires_grad]
-    data = [t for t in tree_leaves(given) if isinstance(t, Tensor) and t.requires_grad]
-    wanted = [*trained, *{id(t): t for t in data}.values()]
-    found = torch.autograd.grad(sum(weighted), wanted, allow_unused=True)
-    zero = torch.zeros((), dtype=torch.float64)
-    return [*leaves, *(zero if gradient is None else gradient for gradient in found)]
-
-
-def compare(ours: list[Any], theirs: list[Any]) -> None:
-    assert len(ours) == len(theirs)
-    for mine, other in zip(ours, theirs, strict=True):
-        size = max(1.0, float(mine.double().nan_to_num(0, 0, 0).abs().sum()))
-        torch.testing.assert_close(
-            mine, other.expand_as(mine), rtol=1e-9, atol=1e-10 * size, equal_nan=True
-        )
-
-
-def move(model: nn.Module, seed: int) -> None:
-    """Take a step with all weights."""
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for weights in model.parameters():
-            weights += 0.05 * torch.randn(weights.shape, generator=generator, dtype=weights.dtype)
-
-
 def straight_models(reads: bool = False) -> tuple[AutoBatch, AutoBatch]:
     torch.manual_seed(0)
     model = Straight(reads).double()
@@ -171,53 +135,106 @@ def straight_models(reads: bool = False) -> tuple[AutoBatch, AutoBatch]:
 
 def deciding_models() -> tuple[AutoBatch, AutoBatch]:
     torch.manual_seed(0)
-    model, plain = Deciding().double(), Deciding(decisions.PLAIN).double()
+    model = Deciding().double()
+    plain = Deciding(decisions.PLAIN).double()
     plain.load_state_dict(model.state_dict())
     return autobatch(model, cache=True), autobatch(plain)
 
 
-# The models, the examples, and the least share of examples that are replayed.
-KINDS: dict[str, tuple[Any, Any, float]] = {
-    "straight": (straight_models, straight, 0.9),
-    "reading": (partial(straight_models, True), straight, 0.3),
-    "deciding": (deciding_models, deciding, 0.9),
+class Kind(NamedTuple):
+    """A model with and without a cache, its examples, and how many of them must be replayed."""
+
+    models: Callable[[], tuple[AutoBatch, AutoBatch]]
+    examples: Callable[[int, Sequence[int], int], list[Any]]
+    least_share_replayed: float
+
+
+KINDS = {
+    "straight": Kind(straight_models, straight, 0.9),
+    "reading": Kind(partial(straight_models, reads=True), straight, 0.3),
+    "deciding": Kind(deciding_models, deciding, 0.9),
 }
 
 
+def results_of(model: AutoBatch, result: Any) -> list[Tensor]:
+    """List all tensors that a call returned or emitted."""
+    emitted = [model.emitted[name] for name in sorted(model.emitted)]
+    return [leaf for leaf in tree_leaves((result, emitted)) if isinstance(leaf, Tensor)]
+
+
+def gradients_of(model: AutoBatch, results: list[Tensor], batch: list[Any]) -> list[Tensor]:
+    """Return the gradients of a weighted sum of all results, for parameters and data."""
+    loss = torch.zeros((), dtype=torch.float64)
+    for values in results:
+        if values.is_floating_point():
+            weights = torch.arange(1.0, values.numel() + 1, dtype=values.dtype)
+            loss = loss + (values * weights.view(values.shape)).sum()
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    data = [leaf for leaf in tree_leaves(batch) if isinstance(leaf, Tensor) and leaf.requires_grad]
+    without_repeats = {id(leaf): leaf for leaf in data}.values()
+    gradients = torch.autograd.grad(loss, [*trained, *without_repeats], allow_unused=True)
+    zero = torch.zeros((), dtype=torch.float64)
+    return [zero if gradient is None else gradient for gradient in gradients]
+
+
+def close(got: list[Tensor], expected: list[Tensor]) -> None:
+    """Compare tensors; a zero without axes stands for a gradient of zeros."""
+    assert len(got) == len(expected)
+    for one, other in zip(got, expected, strict=True):
+        size = max(1.0, float(one.double().nan_to_num(0, 0, 0).abs().sum()))
+        torch.testing.assert_close(
+            one, other.expand_as(one), rtol=1e-9, atol=1e-10 * size, equal_nan=True
+        )
+
+
+def check(cached: AutoBatch, plain: AutoBatch, batch: list[Any], grad: bool) -> int:
+    """Compare one batch with the plain loop; return how many examples were replayed."""
+    with torch.set_grad_enabled(grad):
+        result, session = cached._batched(batch)
+        plain_result = plain(batch, batch=False)
+    got = results_of(cached, result)
+    expected = results_of(plain, plain_result)
+    close(got, expected)
+    if grad:
+        close(gradients_of(cached, got, batch), gradients_of(plain, expected, batch))
+    return session.replayed
+
+
+def take_a_step(model: nn.Module, seed: int) -> None:
+    """Move all weights."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for weights in model.parameters():
+            weights += 0.05 * torch.randn(weights.shape, generator=generator, dtype=weights.dtype)
+
+
 @double_by_default()
-def check_many(kind: str, seeds: Sequence[int]) -> float:
+def share_replayed(kind: str, seeds: Sequence[int]) -> float:
     """Compare epochs of random programs; return the share of examples that were replayed."""
-    make, draw, _ = KINDS[kind]
-    cached, plain = make()
+    cached, plain = KINDS[kind].models()
+    distinct = {id(model.plain): model for model in (cached, plain)}.values()
     replayed, count = 0, 0
     for seed in seeds:
         structures = [random.Random(seed).randrange(2**20) for _ in range(5)]
         for epoch in range(3):
-            frozen = [model.get_parameter("linear.weight") for model in (cached, plain)]
-            for weight in frozen:
-                weight.requires_grad_(epoch != 1)
+            for model in distinct:  # in one epoch a weight is frozen
+                model.get_parameter("linear.weight").requires_grad_(epoch != 1)
             for grad in (True, False):
-                given = draw(10 * seed + epoch, structures, 12)
-                with torch.set_grad_enabled(grad):
-                    result, session = cached._batched(given)
-                    expected = plain(given, batch=False)
-                replayed, count = replayed + session.replayed, count + len(given)
-                compare(outcome(cached, result, given, grad), outcome(plain, expected, given, grad))
-            for model in {id(each.plain): each for each in (cached, plain)}.values():
-                move(model, seed)
+                batch = KINDS[kind].examples(10 * seed + epoch, structures, 12)
+                replayed += check(cached, plain, batch, grad)
+                count += len(batch)
+            for model in distinct:
+                take_a_step(model, seed)
     return replayed / count
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_programs_with_the_cache_equal_the_plain_loop(kind: str, another_process: Executor) -> None:
-    share = another_process.submit(check_many, kind, range(5)).result()
-    assert share >= KINDS[kind][2]
+LONG = partial(pytest.param, marks=pytest.mark.long)
 
 
-@pytest.mark.long
+@pytest.mark.parametrize("seeds", [range(5), LONG(range(1000, 1040))], ids=str)
 @pytest.mark.parametrize("kind", KINDS)
-def test_many_programs_with_the_cache_equal_the_plain_loop(
-    kind: str, another_process: Executor
+def test_programs_with_the_cache_equal_the_plain_loop(
+    kind: str, seeds: Sequence[int], another_process: Executor
 ) -> None:
-    share = another_process.submit(check_many, kind, range(1000, 1040)).result()
-    assert share >= KINDS[kind][2]
+    share = another_process.submit(share_replayed, kind, seeds).result()
+    assert share >= KINDS[kind].least_share_replayed

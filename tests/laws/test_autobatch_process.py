@@ -7,7 +7,8 @@ import builtins
 import functools
 import gc
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from functools import singledispatch
 from typing import Any
 
@@ -20,10 +21,15 @@ from pyg_dynbatch.autobatch import autobatch, emit
 ROWS = [*torch.randn(4, 3, generator=torch.Generator().manual_seed(0))]
 
 
-def process() -> tuple[Any, ...]:
-    find = functools._find_impl  # type: ignore[attr-defined]
-    calls = nn.Module.__call__, Part.__call__
-    return builtins.isinstance, find, gc.isenabled(), torch.manual_seed, torch.random.seed, *calls
+def process() -> dict[str, Any]:
+    """Return what autobatch replaces or stops while it records."""
+    return {
+        "isinstance": builtins.isinstance,
+        "singledispatch": functools._find_impl,  # type: ignore[attr-defined]
+        "garbage is collected": gc.isenabled(),
+        "seeds": (torch.manual_seed, torch.random.seed),
+        "calls": (nn.Module.__call__, Part.__call__),
+    }
 
 
 @singledispatch
@@ -48,7 +54,8 @@ class Model(nn.Module):
 
     def __init__(self, function: Callable[[Any], Any]) -> None:
         super().__init__()
-        self.part, self.function = Part(3, 3), function
+        self.part = Part(3, 3)
+        self.function = function
 
     def forward(self, x: Tensor) -> Any:
         return self.function(self.part(x))
@@ -91,36 +98,44 @@ def emits(value: Any) -> Any:
 
 
 FUNCTIONS: dict[Callable[[Any], Any], type[BaseException] | None] = {
-    recorded: None, suspended: None, emits: None, failing: KeyError, refused: TypeError,
-    interrupted: KeyboardInterrupt, fails_while_suspended: KeyError,
-}  # fmt: skip
+    recorded: None,
+    suspended: None,
+    emits: None,
+    failing: KeyError,
+    refused: TypeError,
+    interrupted: KeyboardInterrupt,
+    fails_while_suspended: KeyError,
+}
+READING_VALUES = (suspended, fails_while_suspended)
 
 
+def its_error(function: Callable[[Any], Any], method: str) -> AbstractContextManager[Any]:
+    if method == "collate" and function in READING_VALUES:
+        return pytest.raises(RuntimeError)
+    error = FUNCTIONS[function]
+    return nullcontext() if error is None else pytest.raises(error)
+
+
+@pytest.fixture(params=[True, False], ids=["collects garbage", "collects no garbage"])
+def _garbage(request: pytest.FixtureRequest) -> Iterator[None]:
+    if not request.param:
+        gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.usefixtures("_garbage")
 @pytest.mark.parametrize("method", ["__call__", "explain", "collate"])
 @pytest.mark.parametrize("function", FUNCTIONS)
-@pytest.mark.parametrize("collects", [True, False])
 @pytest.mark.parametrize("cache", [True, False])
 def test_a_call_leaves_the_process_as_it_was(
-    function: Callable[[Any], Any], method: str, collects: bool, cache: bool
+    function: Callable[[Any], Any], method: str, cache: bool
 ) -> None:
     model = autobatch(Model(function), cache=cache)
-    error = FUNCTIONS[function]
-    reads = function in (suspended, fails_while_suspended)
-    if reads and method == "collate":
-        error = RuntimeError
-    try:
-        if not collects:
-            gc.disable()
-        before = process()
-        call = getattr(model, method)
-        if error is None:
-            call(ROWS)
-        else:
-            with pytest.raises(error):
-                call(ROWS)
-        assert process() == before
-    finally:
-        gc.enable()
+    before = process()
+    with its_error(function, method):
+        getattr(model, method)(ROWS)
+    assert process() == before
 
 
 def test_threads_that_record_at_once_leave_the_process_as_it_was() -> None:
