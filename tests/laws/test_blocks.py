@@ -6,7 +6,7 @@ For random well-typed expressions and their inputs::
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from hypothesis import given
@@ -18,11 +18,57 @@ from tests.blocks.harness import three_ways
 
 # Not a strategy: the checks of annotations draw random numbers, which strategies must not.
 Draw = Callable[[st.SearchStrategy[Any]], Any]
-Case = tuple[td.Block, td.ResultType, st.SearchStrategy[Any]]
 
 
-def both(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    return a * b, torch.tanh(a - b)
+class Drawn(NamedTuple):
+    """A block, the type that it must have, and inputs for it."""
+
+    block: td.Block
+    kind: td.ResultType
+    inputs: st.SearchStrategy[Any]
+
+
+def blocks_of(draw: Draw, depth: int = 3) -> Drawn:
+    """Draw a block that takes host objects."""
+    names = ["leaf", "leaf", *MAKERS] if depth else ["leaf", "leaf"]
+    name = draw(st.sampled_from(names))
+    if name == "leaf":
+        return vector(draw(st.integers(1, 2)))
+    return MAKERS[name](draw, depth - 1)
+
+
+NUMBER = st.integers(-3, 3).map(lambda n: n / 2)
+
+
+def vector(size: int) -> Drawn:
+    inputs = st.lists(NUMBER, min_size=size, max_size=size)
+    return Drawn(td.Vector(size), td.TensorType((size,)), inputs)
+
+
+def sequence(draw: Draw, depth: int) -> Drawn:
+    block, kind, inputs = blocks_of(draw, depth)
+    return Drawn(td.Map(block), td.SequenceType(kind), st.lists(inputs, max_size=3))
+
+
+def record(draw: Draw, depth: int) -> Drawn:
+    fields = {str(n): blocks_of(draw, depth) for n in range(draw(st.integers(1, 3)))}
+    block = td.Record({name: field.block for name, field in fields.items()})
+    kind = td.TupleType(*(field.kind for field in fields.values()))
+    inputs = st.fixed_dictionaries({name: field.inputs for name, field in fields.items()})
+    return Drawn(block, kind, inputs)
+
+
+def optional(draw: Draw, depth: int) -> Drawn:
+    block, kind, inputs = blocks_of(draw, depth)
+    return Drawn(td.Optional(block), kind, st.none() | inputs)
+
+
+def one_of(draw: Draw, depth: int) -> Drawn:
+    """Take the second of two elements, or give zeros if there are none."""
+    block, kind, inputs = blocks_of(draw, depth)
+    chosen = td.OneOf(len, {2: td.GetItem(1) >> block, 0: td.Zeros(kind)})
+    pairs = st.tuples(st.just(0), inputs).map(list)
+    return Drawn(chosen, kind, st.just([]) | pairs)
 
 
 class Grow(nn.Module):
@@ -36,112 +82,83 @@ class Grow(nn.Module):
         return torch.tanh(self.linear(a + 2 * b))
 
 
-NUMBER = st.integers(-3, 3).map(lambda n: n / 2)
+def last_output(cell: td.Block, size: int) -> td.Block:
+    twice = cell >> td.AllOf(td.Identity(), td.Identity())
+    return td.RNN(twice, td.Zeros(size)) >> td.GetItem(1)
 
 
-def leaves(size: int) -> Case:
-    """Return a block from a host object to a vector, its type and its inputs."""
-    return td.Vector(size), td.TensorType((size,)), st.lists(NUMBER, min_size=size, max_size=size)
+def from_the_end(cell: td.Block, size: int) -> td.Block:
+    return td.Slice(step=-1) >> td.Fold(cell, td.FromTensor(torch.ones(size)))
 
 
-def blocks_of(draw: Draw, depth: int = 3) -> Case:
-    """Draw a block from a host object, the type it must have, and inputs for it."""
-    kind = draw(st.sampled_from(["leaf"] * 2 + (list(MAKERS) if depth else [])))
-    if kind == "leaf":
-        return leaves(draw(st.integers(1, 2)))
-    return MAKERS[kind](draw, depth - 1)
+# From a sequence of vectors of a size to a vector.
+REDUCTIONS: dict[str, Callable[[td.Block, int], td.Block]] = {
+    "reduce": lambda cell, size: td.Reduce(cell),
+    "fold": lambda cell, size: td.Fold(cell, td.Zeros(size)),
+    "sum": lambda cell, size: td.Sum(),
+    "mean": lambda cell, size: td.Mean(),
+    "max": lambda cell, size: td.Max(),
+    "rnn": last_output,
+    "ngrams": lambda cell, size: td.NGrams(2) >> td.Map(cell) >> td.Sum(),
+    "nth": from_the_end,
+}
 
 
-def sequence(draw: Draw, depth: int) -> Case:
-    block, kind, inputs = blocks_of(draw, depth)
-    return td.Map(block), td.SequenceType(kind), st.lists(inputs, max_size=3)
-
-
-def record(draw: Draw, depth: int) -> Case:
-    parts = [blocks_of(draw, depth) for _ in range(draw(st.integers(1, 3)))]
-    block = td.Record({str(n): part for n, (part, _, _) in enumerate(parts)})
-    inputs = st.fixed_dictionaries({str(n): given for n, (_, _, given) in enumerate(parts)})
-    return block, td.TupleType(*(kind for _, kind, _ in parts)), inputs
-
-
-def optional(draw: Draw, depth: int) -> Case:
-    block, kind, inputs = blocks_of(draw, depth)
-    return td.Optional(block), kind, st.none() | inputs
-
-
-def one_of(draw: Draw, depth: int) -> Case:
-    block, kind, inputs = blocks_of(draw, depth)
-    chosen = td.OneOf(len, {2: td.GetItem(1) >> block, 0: td.Zeros(kind)})
-    return chosen, kind, st.just([]) | st.tuples(st.just(0), inputs).map(list)
-
-
-def reduced(draw: Draw, depth: int) -> Case:
-    """Draw a reduction of a sequence of vectors."""
+def reduced(draw: Draw, depth: int) -> Drawn:
     size = draw(st.integers(1, 2))
-    vector, kind, inputs = leaves(size)
-    way = draw(st.sampled_from(["reduce", "fold", "sum", "mean", "max", "rnn", "ngrams", "nth"]))
-    cell = td.Function(Grow(size))
-    tail: Any = {
-        "reduce": lambda: td.Reduce(cell),
-        "fold": lambda: td.Fold(cell, td.Zeros(size)),
-        "sum": td.Sum,
-        "mean": td.Mean,
-        "max": td.Max,
-        "rnn": lambda: (
-            td.RNN(cell >> td.AllOf(td.Identity(), td.Identity()), td.Zeros(size)) >> td.GetItem(1)
-        ),
-        "ngrams": lambda: td.NGrams(2) >> td.Map(cell) >> td.Sum(),
-        "nth": lambda: td.Slice(step=-1) >> td.Fold(cell, td.FromTensor(torch.ones(size))),
-    }[way]()
-    return td.Map(vector) >> tail, kind, st.lists(inputs, max_size=5)
+    block, kind, inputs = vector(size)
+    reduction = REDUCTIONS[draw(st.sampled_from(list(REDUCTIONS)))]
+    tail = reduction(td.Function(Grow(size)), size)
+    return Drawn(td.Map(block) >> tail, kind, st.lists(inputs, max_size=5))
 
 
-def zipped(draw: Draw, depth: int) -> Case:
-    """Draw a block that combines each element of a sequence with the same value."""
+def both(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    return a * b, torch.tanh(a - b)
+
+
+def zipped(draw: Draw, depth: int) -> Drawn:
+    """Combine each element of a sequence with the same value."""
     size = draw(st.integers(1, 2))
-    vector, kind, inputs = leaves(size)
-    other, _, others = leaves(size)
-    layer = draw(st.sampled_from(["concat", "both"]))
-    inner: Any = td.Function(both)
-    result: td.ResultType = td.TupleType(kind, kind)
-    if layer == "concat":
-        inner, result = td.Concat() >> nn.Linear(2 * size, 3), td.TensorType((3,))
-    pairs = {"all": other >> td.Broadcast(), "each": td.Map(vector)}
-    fields = st.fixed_dictionaries({"all": others, "each": st.lists(inputs, max_size=3)})
-    return pairs >> td.ZipWith(inner), td.SequenceType(result), fields
+    one, kind, inputs = vector(size)
+    inner: td.Block
+    result: td.ResultType
+    if draw(st.sampled_from(["concat", "both"])) == "concat":
+        inner = td.Concat() >> nn.Linear(2 * size, 3)
+        result = td.TensorType((3,))
+    else:
+        inner = td.Function(both)
+        result = td.TupleType(kind, kind)
+    pairs = {"all": td.Vector(size) >> td.Broadcast(), "each": td.Map(one)}
+    fields = st.fixed_dictionaries({"all": inputs, "each": st.lists(inputs, max_size=3)})
+    return Drawn(pairs >> td.ZipWith(inner), td.SequenceType(result), fields)
 
 
-def tree(draw: Draw, depth: int) -> Case:
-    """Draw a recursion over nested lists."""
+def tree(draw: Draw, depth: int) -> Drawn:
+    """Recurse over nested lists."""
     size = draw(st.integers(1, 2))
-    vector, kind, inputs = leaves(size)
-    memoize = draw(st.booleans())
-    node = td.ForwardDeclaration(td.PyObjectType(), kind, memoize=memoize)
-    inside = td.Map(node()) >> (
-        td.Reduce(td.Function(Grow(size))) if draw(st.booleans()) else td.Sum()
-    )
-    node.resolve_to(
-        td.OneOf(
-            lambda x: "kids" in x,
-            {True: td.GetItem("kids") >> inside, False: td.GetItem("leaf") >> vector},
-        )
-    )
-    leaf = inputs.map(lambda x: {"leaf": x})
-    nested = st.recursive(
-        leaf, lambda t: st.lists(t, max_size=3).map(lambda k: {"kids": k}), max_leaves=8
-    )
-    return node.target, kind, nested
+    leaf, kind, inputs = vector(size)
+    node = td.ForwardDeclaration(td.PyObjectType(), kind, memoize=draw(st.booleans()))
+    total = td.Reduce(td.Function(Grow(size))) if draw(st.booleans()) else td.Sum()
+    of_kids = td.GetItem("kids") >> td.Map(node()) >> total
+    of_leaf = td.GetItem("leaf") >> leaf
+    node.resolve_to(td.OneOf(lambda tree: "kids" in tree, {True: of_kids, False: of_leaf}))
+
+    def with_kids(trees: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+        return st.lists(trees, max_size=3).map(lambda kids: {"kids": kids})
+
+    leaves = inputs.map(lambda numbers: {"leaf": numbers})
+    return Drawn(node.target, kind, st.recursive(leaves, with_kids, max_leaves=8))
 
 
-def shared(draw: Draw, depth: int) -> Case:
+def shared(draw: Draw, depth: int) -> Drawn:
     """Use one layer twice."""
     layer = td.FC(2, torch.tanh)
-    vector, _, inputs = leaves(2)
-    block = td.AllOf(vector >> layer, td.Vector(2) >> td.Function(torch.neg) >> layer)
-    return block, td.TupleType(2, 2), inputs
+    block, _, inputs = vector(2)
+    negative = td.Vector(2) >> td.Function(torch.neg)
+    return Drawn(td.AllOf(block >> layer, negative >> layer), td.TupleType(2, 2), inputs)
 
 
-MAKERS: Any = {
+MAKERS: dict[str, Callable[[Draw, int], Drawn]] = {
     "sequence": sequence,
     "record": record,
     "optional": optional,
@@ -166,12 +183,14 @@ def test_batched_is_call_by_call(data: st.DataObject) -> None:
 def test_types_are_inferred(data: st.DataObject) -> None:
     block, kind, inputs = blocks_of(data.draw)
     result = block.eval(data.draw(inputs))
-    for terminal, value in zip(_terminals(kind, result), kind.flatten(result), strict=True):
+    terminals = terminals_of(kind, result)
+    for terminal, value in zip(terminals, kind.flatten(result), strict=True):
         assert isinstance(terminal, td.TensorType)
-        assert tuple(value.shape) == terminal.shape and value.dtype is terminal.torch_dtype
+        assert tuple(value.shape) == terminal.shape
+        assert value.dtype is terminal.torch_dtype
 
 
-def _terminals(kind: td.ResultType, result: Any) -> list[td.ResultType]:
-    found: list[td.ResultType] = []
-    kind.for_each_terminal(lambda terminal, _: found.append(terminal), result)
-    return found
+def terminals_of(kind: td.ResultType, result: Any) -> list[td.ResultType]:
+    terminals: list[td.ResultType] = []
+    kind.for_each_terminal(lambda terminal, _: terminals.append(terminal), result)
+    return terminals
