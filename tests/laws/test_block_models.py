@@ -5,7 +5,7 @@ The blocks are those of the examples, so the law holds for the code shown there.
 
 from collections.abc import Callable
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -36,7 +36,7 @@ class Joint(nn.Module):
 
     Args:
         cell: Its gates are in the order u, i, o, f; its hidden part has an f for each child.
-        order: The wanted order of u, i, o, f0, f1, by number.
+        order: In which order the gates u, i, o, f0 and f1 are needed, by number.
         less_forget: Subtracted from the bias of the forget gates.
     """
 
@@ -45,12 +45,16 @@ class Joint(nn.Module):
         self.cell, self.order, self.less_forget = cell, order, less_forget
 
     def forward(self, rows: Tensor) -> Tensor:
-        x = self.cell.weight_input.split(OUT)
-        hidden, bias = self.cell.weight_hidden.split(OUT), self.cell.bias.split(OUT)
-        weight = [torch.cat([x[min(n, 3)], hidden[n]], 1) for n in range(5)]
-        shift = [bias[min(n, 3)] - self.less_forget * (n > 2) for n in range(5)]
-        gates = (torch.cat([part[n] for n in self.order]) for part in (weight, shift))
-        return linear(rows, *gates)
+        of_input = self.cell.weight_input.split(OUT)
+        of_hidden = self.cell.weight_hidden.split(OUT)
+        bias = self.cell.bias.split(OUT)
+        weights, biases = [], []
+        for gate in self.order:
+            is_forget = gate >= 3
+            shared = 3 if is_forget else gate
+            weights.append(torch.cat([of_input[shared], of_hidden[gate]], 1))
+            biases.append(bias[shared] - self.less_forget * is_forget)
+        return linear(rows, torch.cat(weights), torch.cat(biases))
 
 
 def plain_tree_lstm(layer: NaryTreeLSTM, words: nn.Module, scores: nn.Module) -> td.Block:
@@ -96,60 +100,77 @@ class Nodes:
     def states(self, layer: NaryTreeLSTM, words: nn.Module) -> Tensor:
         """Run the fused layer."""
         edges = torch.tensor(self.edges, dtype=torch.long).reshape(-1, 3).t()
-        number = torch.tensor(self.words)
-        has_input = number >= 0
-        structure = {"child_slot": edges[2], "arity": 2, "has_input": has_input}
-        x = torch.where(has_input[:, None], words(number.clamp(min=0)), 0.0)
-        return layer(x, schedule=schedule_structure(edges[:2], len(number), **structure))
+        word = torch.tensor(self.words)
+        has_input = word >= 0
+        x = torch.where(has_input[:, None], words(word.clamp(min=0)), 0.0)
+        schedule = schedule_structure(
+            edges[:2], len(word), child_slot=edges[2], arity=2, has_input=has_input
+        )
+        return layer(x, schedule=schedule)
+
+
+class Written(NamedTuple):
+    """A model written in blocks, and the fused layers whose weights it has."""
+
+    model: td.Compiler
+    layer: NaryTreeLSTM
+    words: nn.Module
+    scores: nn.Module
 
 
 @cache
-def compiled(write: Callable[..., td.Block]) -> tuple[td.Compiler, Any, nn.Module, nn.Module]:
+def written(write: Callable[..., td.Block]) -> Written:
     layer = NaryTreeLSTM(IN, OUT, arity=2)
     with torch.no_grad():
         layer.cell.bias.normal_()
-    parts = layer, nn.Embedding(WORDS, IN), nn.Linear(OUT, 5)
-    return td.Compiler(write(*parts)).double().eval(), *parts
+    words, scores = nn.Embedding(WORDS, IN), nn.Linear(OUT, 5)
+    model = td.Compiler(write(layer, words, scores)).double().eval()
+    return Written(model, layer, words, scores)
 
 
 @pytest.mark.parametrize(
-    ("write", "metrics"),
-    [
-        (plain_tree_lstm, {"node_loss": False, "root_loss": True}),
-        (sentiment_of_fold, {"all_loss": False, "root_loss": True}),
-    ],
+    ("write", "loss_of_nodes", "hits"),
+    [(plain_tree_lstm, "node_loss", "node_hit"), (sentiment_of_fold, "all_loss", "all_hits")],
 )
 @FEW
 @given(given_trees=trees())
 def test_tree_lstm_in_blocks_is_the_fused_layer(
-    write: Callable[..., td.Block], metrics: dict[str, bool], given_trees: list[Tree]
+    write: Callable[..., td.Block], loss_of_nodes: str, hits: str, given_trees: list[Tree]
 ) -> None:
-    model, layer, words, scores = compiled(write)
-    found = model(given_trees).metric_tensors
+    model, layer, words, scores = written(write)
+    weights = [*layer.parameters(), *words.parameters(), *scores.parameters()]
+    assert {id(weight) for weight in weights} == {id(weight) for weight in model.parameters()}
+
+    metrics = model(given_trees).metric_tensors
+    got = [metrics[loss_of_nodes], metrics["root_loss"]]
+
     nodes = Nodes(given_trees)
     rows = scores(nodes.states(layer, words))
-    loss = cross_entropy(rows, torch.tensor(nodes.labels), reduction="none")
-    hit = rows.argmax(1) == torch.tensor(nodes.labels)
-    expected = {name: loss[nodes.roots] if root else loss for name, root in metrics.items()}
-    close({name: found[name] for name in metrics}, expected)
-    hits = next(value for name, value in found.items() if name in ("node_hit", "all_hits"))
-    assert torch.equal(hits.bool(), hit)
-    if "all_binary_hits" in found:
-        check_metrics_of_fold(found, nodes, rows)
-    wanted = [*layer.parameters(), *words.parameters(), *scores.parameters()]
-    assert {id(p) for p in wanted} == {id(p) for p in model.parameters()}
-    in_order = [found[name] for name in metrics]
-    close(gradients(in_order, wanted), gradients(list(expected.values()), wanted))
+    labels = torch.tensor(nodes.labels)
+    loss = cross_entropy(rows, labels, reduction="none")
+    expected = [loss, loss[nodes.roots]]
+
+    close(got, expected)
+    close(gradients(got, weights), gradients(expected, weights))
+    assert torch.equal(metrics[hits].bool(), rows.argmax(1) == labels)
 
 
-def check_metrics_of_fold(found: dict[str, Tensor], nodes: Nodes, scores: Tensor) -> None:
-    """Fold leaves neutral nodes out of its binary metrics."""
-    share, label = scores.softmax(1), torch.tensor(nodes.labels)
-    side = (share[:, 3] + share[:, 4] > share[:, 0] + share[:, 1]) == (label > 2)
-    root = torch.zeros(len(label), dtype=torch.bool).index_fill(0, torch.tensor(nodes.roots), True)
-    assert torch.equal(found["all_binary_hits"].bool(), side[label != 2])
-    assert torch.equal(found["root_binary_hits"].bool(), side[(label != 2) & root])
-    assert torch.equal(found["root_hits"].bool(), (share.argmax(1) == label)[root])
+@FEW
+@given(given_trees=trees())
+def test_metrics_of_fold_leave_neutral_nodes_out(given_trees: list[Tree]) -> None:
+    model, layer, words, scores = written(sentiment_of_fold)
+    metrics = model(given_trees).metric_tensors
+    nodes = Nodes(given_trees)
+    share = scores(nodes.states(layer, words)).softmax(1)
+    label = torch.tensor(nodes.labels)
+    is_root = torch.zeros(len(label), dtype=torch.bool)
+    is_root[nodes.roots] = True
+    is_neutral = label == 2
+    is_positive = share[:, 3] + share[:, 4] > share[:, 0] + share[:, 1]
+    right_side = is_positive == (label > 2)
+    assert torch.equal(metrics["all_binary_hits"].bool(), right_side[~is_neutral])
+    assert torch.equal(metrics["root_binary_hits"].bool(), right_side[~is_neutral & is_root])
+    assert torch.equal(metrics["root_hits"].bool(), (share.argmax(1) == label)[is_root])
 
 
 # Weave.
@@ -190,14 +211,16 @@ def test_weave_in_blocks_is_the_fused_layer(mols: Molecules) -> None:
         {"atoms": [(n, size) for n in range(size)], "codes": codes}
         for size, codes in zip(mols.sizes, mols.tables(), strict=True)
     ]
-    found = model(examples, {"x": x}).metric_tensors
+    metrics = model(examples, {"x": x}).metric_tensors
+    got = [metrics["atom"], metrics["pair"]]
 
     code = torch.tensor(mols.code, dtype=torch.uint8)
     pairs = Pairs.from_codes(code, mols.sizes, torch.ones(5, dtype=torch.bool))
-    rows, pair = x, table(pairs.code.long())
+    atom, pair = x, table(pairs.code.long())
     for conv in convs:
-        rows, pair = conv(rows, pair, pairs)
-    expected = [rows, pair[numbers_of(pairs, mols.ordered())]]
-    close([found["atom"], found["pair"]], expected)
-    wanted = [x, *(p for part in (*convs, table) for p in part.parameters())]
-    close(gradients([found["atom"], found["pair"]], wanted), gradients(expected, wanted))
+        atom, pair = conv(atom, pair, pairs)
+    expected = [atom, pair[numbers_of(pairs, mols.ordered())]]
+
+    close(got, expected)
+    weights = [weight for part in (*convs, table) for weight in part.parameters()]
+    close(gradients(got, [x, *weights]), gradients(expected, [x, *weights]))

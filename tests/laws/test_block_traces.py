@@ -2,6 +2,7 @@
 
 import pickle
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import pytest
@@ -11,7 +12,10 @@ from torch import nn
 from pyg_dynbatch import blocks as td
 
 EXAMPLES = [[1.0, 2.0], [3.0], []]
-each = lambda: td.Map(td.Scalar())  # noqa: E731
+
+
+def each() -> td.Block:
+    return td.Map(td.Scalar())
 
 
 def column() -> td.Block:
@@ -36,24 +40,37 @@ MODELS: dict[str, Callable[[], Any]] = {
 }
 
 
-def test_models_with_other_operations_refuse_traces() -> None:
-    models = {name: td.Compiler(make()) for name, make in MODELS.items()}
-    for name, model in models.items():
-        traces = [model.tracer(EXAMPLES[0])], model.collate(EXAMPLES[:1])
-        # The weights differ.
-        twin = td.Compiler(MODELS[name]())
-        for traced in traces:
-            again = pickle.loads(pickle.dumps(traced))
-            for taker in (model, twin):
-                taker.eval()(again)
-        for other, different in models.items():
-            for traced in traces if other != name else ():
-                with pytest.raises(ValueError, match="of a different model"):
-                    different(traced)
+@cache
+def compiled(name: str) -> td.Compiler:
+    return td.Compiler(MODELS[name]()).eval()
+
+
+def traces(name: str) -> list[Any]:
+    """Return an example that is traced alone, and one that is scheduled."""
+    model = compiled(name)
+    return [[model.tracer(EXAMPLES[0])], model.collate(EXAMPLES[:1])]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_models_with_the_same_operations_accept_traces(name: str) -> None:
+    with_other_weights = td.Compiler(MODELS[name]()).eval()
+    for traced in traces(name):
+        unpickled = pickle.loads(pickle.dumps(traced))
+        compiled(name)(unpickled)
+        with_other_weights(unpickled)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_models_with_other_operations_refuse_traces(name: str) -> None:
+    for traced in traces(name):
+        for other in MODELS.keys() - {name}:
+            with pytest.raises(ValueError, match="of a different model"):
+                compiled(other)(traced)
 
 
 def test_models_with_other_functions_of_the_user_accept_traces() -> None:
-    one, two = (td.Compiler(td.InputTransform(f) >> td.Scalar()) for f in (len, sum))
+    one = td.Compiler(td.InputTransform(len) >> td.Scalar())
+    two = td.Compiler(td.InputTransform(sum) >> td.Scalar())
     assert two([one.tracer([5.0]), [5.0]]).output.tolist() == [1.0, 5.0]
 
 
@@ -81,33 +98,49 @@ def test_a_cycle_is_refused(length: int, memoize: bool) -> None:
     with pytest.raises(ValueError, match="an object contains itself") as caught:
         model([1.0, cycle(length)])
     assert "example 1" in str(caught.value)
+    assert model([[1.0]]).output == 1.0, "the next batch is not affected"
+
+
+@pytest.mark.parametrize("memoize", [False, True])
+def test_a_deep_object_is_no_cycle(memoize: bool) -> None:
     deep: Any = 1.0
     for _ in range(3000):
         deep = [deep]
-    assert model([deep]).output == 1.0, "depth alone is no reason"
+    assert td.Compiler(tree(memoize))([deep]).output == 1.0
 
 
 def test_max_depth_stops_tracing() -> None:
     model = td.Compiler(tree(wrap=lambda x: [list(x[0])]), max_depth=5)
     with pytest.raises(AssertionError, match="deeper than max_depth"):
         model([cycle(1)])
-    assert td.Compiler(tree(), max_depth=1)([[[[1.0, 2.0]]]]).output == 3.0
 
 
-READERS = {
+def test_max_depth_leaves_objects_alone_that_end() -> None:
+    model = td.Compiler(tree(), max_depth=1)
+    assert model([[[[1.0, 2.0]]]]).output == 3.0
+
+
+READ_TWICE = {
     "two maps": td.AllOf(each() >> td.Sum(), each() >> td.Sum()),
     "two functions": td.AllOf(*[td.InputTransform(list) >> each() >> td.Sum() for _ in range(2)]),
 }
 
 
-@pytest.mark.parametrize("name", READERS)
+@pytest.mark.parametrize("name", READ_TWICE)
 def test_a_generator_is_not_read_twice(name: str) -> None:
     with pytest.raises(ValueError, match="an iterator is read twice"):
-        READERS[name].eval(x for x in (1, 2))
-    once = td.Compiler(each() >> td.Sum())
+        READ_TWICE[name].eval(x for x in (1, 2))
+
+
+def test_a_generator_is_read_in_one_call() -> None:
+    model = td.Compiler(each() >> td.Sum())
     examples = [(x for x in (1, 2)), iter([3])]
-    assert once(examples).output.tolist() == [3, 3]
+    assert model(examples).output.tolist() == [3, 3]
     with pytest.raises(ValueError, match="an iterator is read twice"):
-        once(examples)
-    made = td.InputTransform(lambda text: map(int, text.split())) >> each() >> td.Sum()
-    assert td.Compiler(made)(["1 2"] * 2).output.tolist() == [3, 3]
+        model(examples)
+
+
+def test_an_iterator_that_a_function_creates_is_read_for_every_example() -> None:
+    numbers = td.InputTransform(lambda text: map(int, text.split()))
+    model = td.Compiler(numbers >> each() >> td.Sum())
+    assert model(["1 2", "1 2"]).output.tolist() == [3, 3]
