@@ -83,25 +83,21 @@ def parts_of(state: Any) -> tuple[Any, ...]:
 
 def plain_recursion(cell: RecursiveCell, dag: Dag, x: Tensor) -> tuple[Tensor, ...]:
     """Call the cell node by node on single rows, without schedule, engine or recording."""
-    widths = cell.state_channels
+    zeros = tuple(x.new_zeros(1, width) for width in cell.state_channels)
     states: dict[int, tuple[Tensor, ...]] = {}
-
-    def rows_of(nodes: list[int], missing: int = 0) -> tuple[Tensor, ...]:
-        return tuple(
-            torch.cat([x.new_zeros(missing, width), *(states[node][part] for node in nodes)])
-            for part, width in enumerate(widths)
-        )
-
     for node in dag.order:
-        children = list(dag.children[node])
+        children = [states[child] for child in dag.children[node]]
         if cell.arity is None:
-            segment_ids = torch.zeros(len(children), dtype=torch.int64)
-            arguments: list[Any] = [RaggedRows(rows_of(children), segment_ids, 1)]
+            arguments: list[Any] = [ragged(children, zeros)]
         else:
-            arguments = [rows_of([child]) for child in children]
-            arguments += [rows_of([], missing=1)] * (cell.arity - len(children))
+            arguments = [*children, *[zeros] * (cell.arity - len(children))]
         states[node] = parts_of(cell(x[node : node + 1], *arguments))
-    return tuple(
-        torch.cat([states[node][part] for node in range(dag.num_nodes)])
-        for part in range(len(widths))
-    )
+    in_order = [states[node] for node in range(dag.num_nodes)]
+    return tuple(torch.cat(part) for part in zip(*in_order, strict=True))
+
+
+def ragged(children: list[tuple[Tensor, ...]], zeros: tuple[Tensor, ...]) -> RaggedRows:
+    """Pass all children, of which there may be none, in one argument."""
+    no_rows = tuple(part[:0] for part in zeros)
+    rows = tuple(torch.cat(part) for part in zip(no_rows, *children, strict=True))
+    return RaggedRows(rows, torch.zeros(len(children), dtype=torch.int64), num_calls=1)
