@@ -4,6 +4,7 @@ import csv
 import random
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -85,17 +86,41 @@ WRITINGS: dict[str, Callable[[Chem.Mol], Writing]] = {
 }
 
 
-def record_of(text: str) -> RawMolecule:
-    is_block = "\n" in text
-    return RawMolecule(0, "a:1", None if is_block else text, text if is_block else None)
+def is_block(text: str) -> bool:
+    return "\n" in text
+
+
+def read_by_rdkit(text: str) -> Chem.Mol:
+    if is_block(text):
+        return Chem.MolFromMolBlock(text, removeHs=False)
+    return Chem.MolFromSmiles(text)
 
 
 def data_of(featurizer: MoleculeFeaturizer, text: str) -> MoleculeData:
-    return featurizer(record_of(text).text())
+    if is_block(text):
+        record = RawMolecule(0, "a:1", smiles=None, block=text)
+    else:
+        record = RawMolecule(0, "a:1", smiles=text, block=None)
+    return featurizer(record.text())
 
 
-def close(one: np.ndarray, other: np.ndarray, text: str) -> None:
-    np.testing.assert_allclose(one, other, rtol=1e-6, atol=1e-6, equal_nan=True, err_msg=text)
+class Features(NamedTuple):
+    """What a featurizer says of the atoms, the pairs and the whole of a molecule."""
+
+    atoms: np.ndarray
+    pairs: np.ndarray
+    descriptor: np.ndarray | None
+
+
+def features_of(featurizer: MoleculeFeaturizer, text: str) -> Features:
+    mol = featurizer.prepare(read_by_rdkit(text) if is_block(text) else text)
+    data = data_of(featurizer, text)
+    descriptor = data.descriptor.numpy() if "descriptor" in data else None
+    return Features(featurizer.atom_rows(mol), featurizer.pair_codes(mol), descriptor)
+
+
+def close(got: np.ndarray, expected: np.ndarray, text: str) -> None:
+    np.testing.assert_allclose(got, expected, rtol=1e-6, atol=1e-6, equal_nan=True, err_msg=text)
 
 
 def sorted_by_rank(rows: np.ndarray, ranks: np.ndarray) -> np.ndarray:
@@ -103,19 +128,13 @@ def sorted_by_rank(rows: np.ndarray, ranks: np.ndarray) -> np.ndarray:
     return rows[np.lexsort((*rows.T, ranks))]
 
 
-WITH_DESCRIPTORS = MoleculeFeaturizer(
-    descriptors=[RDKitDescriptors(), MorganCounts(size=64, chirality=True)]
-)
-
-
 def check_texts(mol: Chem.Mol, text: str) -> None:
     """Compare with RDKit's own texts of a molecule that was written plainly."""
-    is_block = "\n" in text
-    canonical = smiles_of_block(text) if is_block else canonical_smiles(text)
+    canonical = smiles_of_block(text) if is_block(text) else canonical_smiles(text)
     assert canonical == Chem.MolToSmiles(mol), text
-    found = Chem.MolFromMolBlock(text, removeHs=False) if is_block else text
+    scaffold = murcko_scaffold(read_by_rdkit(text) if is_block(text) else text)
     expected = MurckoScaffold.MurckoScaffoldSmiles(mol=mol, includeChirality=False)
-    assert murcko_scaffold(found) == Chem.CanonSmiles(expected), text
+    assert scaffold == Chem.CanonSmiles(expected), text
 
 
 def check_writings(
@@ -123,26 +142,26 @@ def check_writings(
 ) -> None:
     """Compare atoms, pairs and descriptors of a molecule between writings."""
     mol = Chem.MolFromSmiles(smiles)
-    prepared = featurizer.prepare(smiles)
-    rows = featurizer.atom_rows(prepared)
-    codes = featurizer.pair_codes(prepared)
     ranks = np.array(Chem.CanonicalRankAtoms(mol, breakTies=False))
-    first = data_of(featurizer, smiles)
+    expected = features_of(featurizer, smiles)
     for name, write in writings.items():
         text, order = write(mol)
         order = [atom for atom in order if atom < mol.GetNumAtoms()]  # without hydrogens
+        writing = f"{name}: {text}"
         check_texts(mol, text)
-        said = f"{name}: {text}"
-        other = featurizer.prepare(
-            Chem.MolFromMolBlock(text, removeHs=False) if "\n" in text else text
+        got = features_of(featurizer, text)
+        close(
+            sorted_by_rank(got.atoms, ranks[order]), sorted_by_rank(expected.atoms, ranks), writing
         )
-        other_rows = featurizer.atom_rows(other)
-        close(sorted_by_rank(other_rows, ranks[order]), sorted_by_rank(rows, ranks), said)
-        expected_codes = codes[np.ix_(order, order)]
-        np.testing.assert_array_equal(featurizer.pair_codes(other), expected_codes, said)
-        if "descriptor" in first:
-            found = data_of(featurizer, text).descriptor.numpy()
-            close(found, first.descriptor.numpy(), said)
+        np.testing.assert_array_equal(got.pairs, expected.pairs[np.ix_(order, order)], writing)
+        if expected.descriptor is not None:
+            close(got.descriptor, expected.descriptor, writing)
+
+
+WITH_DESCRIPTORS = MoleculeFeaturizer(
+    descriptors=[RDKitDescriptors(), MorganCounts(size=64, chirality=True)]
+)
+MANY_AT_RANDOM = {f"random {number}": at_random for number in range(20)}
 
 
 @pytest.mark.parametrize("molecules", [6, pytest.param(150, marks=pytest.mark.long)])
@@ -152,19 +171,22 @@ def test_every_writing_is_the_same_molecule(molecules: int) -> None:
         check_writings(WITH_DESCRIPTORS, Chem.CanonSmiles(smiles), WRITINGS)
 
 
+def measured(path: Path) -> list[str]:
+    """Return every fiftieth molecule of a file of MoleculeNet."""
+    lines = csv.DictReader(path.read_text(encoding="utf-8").splitlines())
+    mols = [Chem.MolFromSmiles(line["smiles"]) for line in list(lines)[7::50]]
+    return [Chem.MolToSmiles(mol) for mol in mols if mol is not None]
+
+
 @pytest.mark.parametrize("count", [2, pytest.param(40, marks=pytest.mark.long)])
+@pytest.mark.parametrize("name", ["bbbp", "esol", "freesolv", "lipophilicity", "tox21"])
 def test_every_writing_of_measured_molecules_is_the_same(
-    count: int, shared_data: Callable[[str], Path]
+    name: str, count: int, shared_data: Callable[[str], Path]
 ) -> None:
     random.seed(1)
-    for name in ("bbbp", "esol", "freesolv", "lipophilicity", "tox21"):
-        text = shared_data(f"molecules/{name}.csv").read_text(encoding="utf-8")
-        lines = csv.DictReader(text.splitlines())
-        parsed = (Chem.MolFromSmiles(line["smiles"]) for line in list(lines)[7::50])
-        good = [Chem.MolToSmiles(mol) for mol in parsed if mol is not None]
-        for smiles in good[:count]:
-            if smiles != RING_OF_CENTERS:
-                check_writings(WITH_DESCRIPTORS, smiles, WRITINGS)
+    for smiles in measured(shared_data(f"molecules/{name}.csv"))[:count]:
+        if smiles != RING_OF_CENTERS:
+            check_writings(WITH_DESCRIPTORS, smiles, WRITINGS)
 
 
 def test_only_the_labels_of_a_ring_of_centers_depend_on_the_writing() -> None:
@@ -172,9 +194,7 @@ def test_only_the_labels_of_a_ring_of_centers_depend_on_the_writing() -> None:
     unlabelled = MoleculeFeaturizer(KearnesAtoms(chirality=False))
     check_writings(unlabelled, RING_OF_CENTERS, WRITINGS)
     with pytest.raises(AssertionError, match="Mismatched elements"):
-        check_writings(
-            MoleculeFeaturizer(), RING_OF_CENTERS, {str(number): at_random for number in range(20)}
-        )
+        check_writings(MoleculeFeaturizer(), RING_OF_CENTERS, MANY_AT_RANDOM)
 
 
 # Two or more texts of one molecule, from either side of a group of stereo centers.
@@ -191,12 +211,16 @@ GROUPS = [
 @pytest.mark.parametrize("texts", GROUPS, ids=lambda texts: texts[0])
 def test_a_group_of_stereo_centers_is_one_molecule_from_both_sides(texts: list[str]) -> None:
     blocks = [Chem.MolToV3KMolBlock(Chem.MolFromSmiles(text)) for text in texts]
-    assert len({canonical_smiles(text) for text in texts}) == 1
-    assert {smiles_of_block(block) for block in blocks} == {canonical_smiles(texts[0])}
-    first, *others = [data_of(WITH_DESCRIPTORS, text) for text in [*texts, *blocks]]
-    for other in others:
-        close(np.sort(other.x.numpy(), 0), np.sort(first.x.numpy(), 0), texts[0])
-        close(other.descriptor.numpy(), first.descriptor.numpy(), texts[0])
+    expected_text = canonical_smiles(texts[0])
+    expected = data_of(WITH_DESCRIPTORS, texts[0])
+    for text in texts:
+        assert canonical_smiles(text) == expected_text
+    for block in blocks:
+        assert smiles_of_block(block) == expected_text
+    for text in [*texts, *blocks]:
+        got = data_of(WITH_DESCRIPTORS, text)
+        close(np.sort(got.x.numpy(), 0), np.sort(expected.x.numpy(), 0), text)
+        close(got.descriptor.numpy(), expected.descriptor.numpy(), text)
 
 
 def test_a_racemate_is_no_enantiomer() -> None:
@@ -204,22 +228,29 @@ def test_a_racemate_is_no_enantiomer() -> None:
     assert len(set(map(canonical_smiles, texts))) == 5
 
 
+SOME_DESCRIPTORS = RDKitDescriptors(["MolWt", "MolLogP", "NumHDonors", "RingCount"])
+
+
+def elements_of(mol: Chem.Mol) -> list[str]:
+    return [atom.GetSymbol() for atom in mol.GetAtoms()]
+
+
 @pytest.mark.parametrize("smiles", [*CHARGED, *nci(3)])
 @pytest.mark.parametrize("steps", [["neutral"], ["neutral", "tautomer"]], ids="-".join)
 def test_a_standardized_molecule_is_that_of_its_own_text(smiles: str, steps: list[str]) -> None:
-    options = {"descriptors": RDKitDescriptors(["MolWt", "MolLogP", "NumHDonors", "RingCount"])}
-    standardizing = MoleculeFeaturizer(standardize=steps, **options)
+    standardizing = MoleculeFeaturizer(standardize=steps, descriptors=SOME_DESCRIPTORS)
+    plain = MoleculeFeaturizer(descriptors=SOME_DESCRIPTORS)
     mol = standardizing.prepare(smiles)
+    assert elements_of(mol) == elements_of(Chem.MolFromSmiles(smiles))
     text, order = written(mol)
-    for featurizer in (MoleculeFeaturizer(**options), standardizing):
-        close(featurizer(text).x.numpy(), standardizing(smiles).x.numpy()[order], text)
-        close(featurizer(text).descriptor.numpy(), standardizing(smiles).descriptor.numpy(), text)
-        again = featurizer.pair_codes(featurizer.prepare(text))
-        np.testing.assert_array_equal(again, standardizing.pair_codes(mol)[np.ix_(order, order)])
-    source = Chem.MolFromSmiles(smiles)
-    assert [atom.GetAtomicNum() for atom in mol.GetAtoms()] == [
-        atom.GetAtomicNum() for atom in source.GetAtoms()
-    ]
+    expected = standardizing(smiles)
+    expected_pairs = standardizing.pair_codes(mol)[np.ix_(order, order)]
+    for featurizer in (plain, standardizing):
+        got = featurizer(text)
+        close(got.x.numpy(), expected.x.numpy()[order], text)
+        close(got.descriptor.numpy(), expected.descriptor.numpy(), text)
+        pairs = featurizer.pair_codes(featurizer.prepare(text))
+        np.testing.assert_array_equal(pairs, expected_pairs)
 
 
 def test_a_standardized_racemate_is_one_molecule_from_both_sides() -> None:
@@ -229,7 +260,7 @@ def test_a_standardized_racemate_is_one_molecule_from_both_sides() -> None:
     assert canonical_smiles(first) == canonical_smiles(second)
     assert canonical_smiles(first).endswith("|")
     close(neutralizing(texts[0]).x.numpy(), neutralizing(texts[1]).x.numpy(), texts[0])
-    assert [atom.GetSymbol() for atom in first.GetAtoms()] == [*"OCOCCFCN"]
+    assert elements_of(first) == [*"OCOCCFCN"]
 
 
 def test_a_standardized_molecule_that_cannot_be_read_is_bad() -> None:
@@ -239,30 +270,30 @@ def test_a_standardized_molecule_that_cannot_be_read_is_bad() -> None:
 
 @pytest.mark.parametrize("name", [name for name in ODD if Chem.MolFromSmiles(ODD[name])])
 def test_a_molecule_in_memory_is_that_of_its_text(name: str) -> None:
-    for mol in (Chem.MolFromSmiles(ODD[name]), Chem.MolFromSmiles(ODD[name], sanitize=False)):
-        assert canonical_smiles(mapped(mol)) == Chem.CanonSmiles(ODD[name])
-        assert molecule_of(mol).GetNumAtoms() == Chem.MolFromSmiles(ODD[name]).GetNumAtoms()
+    text = ODD[name]
+    sanitized = Chem.MolFromSmiles(text)
+    raw = Chem.MolFromSmiles(text, sanitize=False)
+    for mol in (sanitized, raw):
+        assert canonical_smiles(mapped(mol)) == Chem.CanonSmiles(text)
+        assert molecule_of(mol).GetNumAtoms() == sanitized.GetNumAtoms()
 
 
-def atom_block(symbol: str, more: str = "") -> str:
+def atom_block(symbol: str, property_line: str = "") -> str:
     """Return a mol block of carbon bonded to an atom of that symbol."""
-    atoms = [f"{0:10.4f}{0:10.4f}{0:10.4f} {each:<3} 0  0" for each in ("C", symbol)]
-    return "\n".join(
-        ["", "", "", "  2  1  0  0  0  0  0  0  0  0999 V2000", *atoms, f"  1  2  1  0{more}"]
-        + ["M  END", ""]
-    )
+    lines = ["", "", "", "  2  1  0  0  0  0  0  0  0  0999 V2000"]
+    for each in ("C", symbol):
+        lines.append(f"{0:10.4f}{0:10.4f}{0:10.4f} {each:<3} 0  0")
+    lines.append("  1  2  1  0")
+    if property_line:
+        lines.append(property_line)
+    return "\n".join([*lines, "M  END", ""])
 
 
-RGROUP, LIST, SUBSTITUTED = (
-    "\nM  RGP  1   2   1",
-    "\nM  ALS   2  2 F C   N   ",
-    "\nM  SUB  1   2   2",
-)
 QUERIES = {
     **{symbol: atom_block(symbol) for symbol in ("A", "Q", "X", "M", "AH", "R1")},
-    "R#": atom_block("R#", RGROUP),
-    "list": atom_block("L", LIST),
-    "substitution": atom_block("C", SUBSTITUTED),
+    "R#": atom_block("R#", "M  RGP  1   2   1"),
+    "list": atom_block("L", "M  ALS   2  2 F C   N   "),
+    "substitution": atom_block("C", "M  SUB  1   2   2"),
     **{f"smiles {label}": f"C* |$;{label}$|" for label in ("_R1", "Q_e", "A_p", "X_p")},
 }
 
@@ -310,6 +341,4 @@ def test_features_that_depend_on_the_writing_break_the_law(faulty: type[AtomFeat
     random.seed(2)
     featurizer = MoleculeFeaturizer(extra_atoms=[faulty()])
     with pytest.raises(AssertionError, match="Mismatched elements"):
-        check_writings(
-            featurizer, "C[C@H](N)C(=O)O", {str(number): at_random for number in range(20)}
-        )
+        check_writings(featurizer, "C[C@H](N)C(=O)O", MANY_AT_RANDOM)
