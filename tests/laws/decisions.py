@@ -26,9 +26,6 @@ def double_by_default() -> Iterator[None]:
         torch.set_default_dtype(before)
 
 
-Env = tuple[Any, ...]  # two vectors, a count and a stack
-
-
 class Example(NamedTuple):
     """What one example is given, and the seed of its program."""
 
@@ -82,6 +79,10 @@ class PlainStack:
 PLAIN = SimpleNamespace(while_loop=plain_while, cond=plain_cond, Stack=PlainStack)
 
 
+Env = tuple[Any, ...]
+"""What a program computes with: vectors v and w, a count n and a stack s."""
+
+
 class Random(nn.Module):
     """Draws its program from the seed of the example.
 
@@ -92,8 +93,10 @@ class Random(nn.Module):
 
     def __init__(self, ops: Any = autobatch, depth: int = 3) -> None:
         super().__init__()
-        self.ops, self.depth = ops, depth
-        self.linear, self.pair = nn.Linear(WIDTH, WIDTH), nn.Bilinear(WIDTH, WIDTH, WIDTH)
+        self.ops = ops
+        self.depth = depth
+        self.linear = nn.Linear(WIDTH, WIDTH)
+        self.pair = nn.Bilinear(WIDTH, WIDTH, WIDTH)
         self.bias = nn.Parameter(torch.randn(WIDTH))
         self.word = nn.Embedding(5, WIDTH)
         self.drop = nn.Dropout(1.0)  # which is certain
@@ -106,15 +109,17 @@ class Random(nn.Module):
             stack = self.ops.Stack.of([self.word(example.count), example.vector])
         # Recorded values only: what is computed of a plain tensor and a parameter runs at once.
         env = (example.vector + 0.1 * start, start, example.count, stack)
-        v, w, n, stack = self.statements(example.program, env, self.depth)
+        v, w, n, stack = self.run(example.program, env, self.depth)
         last = self.ops.cond(stack.size > 0, lambda: stack.top, lambda: self.bias)
         return v, w, n, last, stack.size
 
-    def statements(self, seed: int, env: Env, depth: int) -> Env:
+    def run(self, seed: int, env: Env, depth: int) -> Env:
+        """Draw and run a few statements; nested ones only above depth 0."""
         draw = random.Random(seed)
+        names = [*SIMPLE, *NESTED] if depth else [*SIMPLE]
         outer = env
         for _ in range(draw.randrange(1, 4)):
-            name = draw.choice([*SIMPLE, *(NESTED if depth else ())])
+            name = draw.choice(names)
             inner = draw.randrange(2**30)
             if name in SIMPLE:
                 env = SIMPLE[name](self, *env, outer)
@@ -122,18 +127,22 @@ class Random(nn.Module):
                 env = NESTED[name](self, env, inner, depth - 1)
         return env
 
-    def call(self, seed: int, depth: int) -> Callable[..., Env]:
-        return lambda *env: self.statements(seed, env, depth)
+    def program(self, seed: int, depth: int) -> Callable[..., Env]:
+        return lambda *env: self.run(seed, env, depth)
 
 
 def popped(m: Random, v: Any, w: Any, n: Any, s: Any, _: Env) -> Env:
-    take = lambda: (lambda x, rest: (x * 0.7 + w, rest))(*s.pop())  # noqa: E731
-    v, s = m.ops.cond(s.size > 0, take, lambda: (v, s))
+    def pop() -> tuple[Any, Any]:
+        x, rest = s.pop()
+        return x * 0.7 + w, rest
+
+    v, s = m.ops.cond(s.size > 0, pop, lambda: (v, s))
     return v.tanh(), w, n, s
 
 
 def peeked(m: Random, v: Any, w: Any, n: Any, s: Any, _: Env) -> Env:
-    return v, m.ops.cond(s.size > 1, lambda: (s.peek(1) - w).tanh(), lambda: w * 0.9), n, s
+    w = m.ops.cond(s.size > 1, lambda: (s.peek(1) - w).tanh(), lambda: w * 0.9)
+    return v, w, n, s
 
 
 SIMPLE: dict[str, Callable[..., Env]] = {
@@ -150,36 +159,45 @@ SIMPLE: dict[str, Callable[..., Env]] = {
     "restart": lambda m, v, w, n, s, _: (v, w, n, m.ops.Stack.of([v, w])),
     "parameter pushed": lambda m, v, w, n, s, _: (v, w, n, s.push(m.bias)),
     "detached": lambda m, v, w, n, s, _: (v, w + v.detach(), n, s),
-    "popped": popped, "peeked": peeked,
+    "popped": popped,
+    "peeked": peeked,
     "total": lambda m, v, w, n, s, _: (autobatch.total([v, w, m.word(n)]).tanh(), w, n, s),
-}  # fmt: skip
+}
 
 
 def counted(m: Random, env: Env, seed: int, depth: int) -> Env:
-    body, most = m.call(seed, depth), env[2] % 4
-    loop = m.ops.while_loop(
+    """Run a program up to three times, as a count says."""
+    body = m.program(seed, depth)
+    _, _, count, _ = env
+    most = count % 4
+    v, w, n, s, _ = m.ops.while_loop(
         lambda v, w, n, s, i: i < most,
         lambda v, w, n, s, i: (*body(v, w, n, s), i + 1),
         (*env, torch.tensor(0)),
     )
-    return tuple(loop[:4])
+    return v, w, n, s
 
 
 def decided(m: Random, env: Env, seed: int, depth: int) -> Env:
-    body = m.call(seed, depth)
-    state, _ = m.ops.while_loop(
-        lambda state, i: (i < 3) & (state["env"][0].sum() > 0.05 * i),
-        lambda state, i: ({"env": body(*state["env"])}, i + 1),
-        ({"env": env}, torch.tensor(0)),
-    )
-    found: Env = state["env"]
-    return found
+    """Run a program up to three times, as its values say; the state is in a dictionary."""
+    body = m.program(seed, depth)
+
+    def goes_on(state: dict[str, Env], i: Any) -> Any:
+        v, _, _, _ = state["env"]
+        return (i < 3) & (v.sum() > 0.05 * i)
+
+    def step(state: dict[str, Env], i: Any) -> tuple[dict[str, Env], Any]:
+        return {"env": body(*state["env"])}, i + 1
+
+    state, _ = m.ops.while_loop(goes_on, step, ({"env": env}, torch.tensor(0)))
+    return state["env"]
 
 
 def branched(m: Random, env: Env, seed: int, depth: int) -> Env:
-    yes, no = m.call(seed, depth), m.call(seed + 1, 0)
-    found: Env = m.ops.cond((env[0].sum() > 0.05)[None] if seed % 2 else env[2] > 1, yes, no, env)
-    return found
+    """Run one of two programs, as a vector or a count says."""
+    v, _, n, _ = env
+    condition = (v.sum() > 0.05)[None] if seed % 2 else n > 1
+    return m.ops.cond(condition, m.program(seed, depth), m.program(seed + 1, 0), env)
 
 
 NESTED = {"counted": counted, "decided": decided, "branched": branched}

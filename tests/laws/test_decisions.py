@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from pyg_dynbatch.autobatch import autobatch
+from pyg_dynbatch.autobatch import AutoBatch, autobatch
 from tests.laws.decisions import PLAIN, Random, collated, double_by_default, examples
 from tests.strategies import few
 
@@ -25,63 +25,76 @@ def double() -> Iterator[None]:
         yield
 
 
-def models() -> tuple[Random, Random]:
+def models() -> tuple[AutoBatch, AutoBatch]:
+    """Return a model, and one with the same weights in plain Python."""
     torch.manual_seed(0)
     decisions, plain = Random(), Random(PLAIN)
     plain.load_state_dict(decisions.state_dict())
-    return decisions, plain
+    return autobatch(decisions), autobatch(plain)
 
 
-def gradients(model: Any, result: Any, *others: Tensor) -> list[Tensor]:
-    """Gradients of a weighted sum of all results: of parameters and other tensors."""
-    wanted = [*model.parameters(), *others]
-    loss = sum(tensor.sum() * 0 for tensor in wanted)
-    for leaf in tree_leaves(result):
-        if leaf.is_floating_point():
-            loss = loss + (leaf * torch.arange(1.0, leaf.numel() + 1).view(leaf.shape)).sum()
-    return list(torch.autograd.grad(loss, wanted))
+def gradients(model: AutoBatch, result: Any, *others: Tensor) -> list[Tensor]:
+    """Return the gradients of a weighted sum of all results: of parameters and other tensors."""
+    leaves = [*model.parameters(), *others]
+    loss = sum(leaf.sum() * 0 for leaf in leaves)  # a result may depend on none of them
+    for value in tree_leaves(result):
+        if value.is_floating_point():
+            weights = torch.arange(1.0, value.numel() + 1).view(value.shape)
+            loss = loss + (value * weights).sum()
+    return list(torch.autograd.grad(loss, leaves))
 
 
-def close(found: Any, expected: Any) -> None:
-    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
+def close(got: Any, expected: Any) -> None:
+    torch.testing.assert_close(got, expected, rtol=1e-9, atol=1e-9)
 
 
 @few(12)
 @given(SEEDS, st.integers(1, 7), st.integers(1, 2))
 def test_random_programs_equal_plain_python(seed: int, count: int, programs: int) -> None:
-    decisions, plain = models()
-    given, batched = examples(seed, count, programs), autobatch(decisions)
-    expected = autobatch(plain)(given, batch=False)
-    alone, together = batched(given, batch=False), batched(given)
-    close(alone, expected)
-    close(together, expected)
-    vectors = [each.vector for each in given]
-    wanted = gradients(plain, expected, *vectors)
-    close(gradients(decisions, alone, *vectors), wanted)
-    close(gradients(decisions, together, *vectors), wanted)
-    close(batched(given), expected)  # with the signatures of before
+    model, plain = models()
+    batch = examples(seed, count, programs)
+    vectors = [example.vector for example in batch]
+    expected = plain(batch, batch=False)
+    expected_gradients = gradients(plain, expected, *vectors)
+    for is_batched in (False, True):
+        got = model(batch, batch=is_batched)
+        close(got, expected)
+        close(gradients(model, got, *vectors), expected_gradients)
+
+
+@few(12)
+@given(SEEDS, st.integers(1, 7), st.integers(1, 2))
+def test_later_calls_and_those_without_gradients_give_the_same(
+    seed: int, count: int, programs: int
+) -> None:
+    model, plain = models()
+    batch = examples(seed, count, programs)
+    expected = plain(batch, batch=False)
+    model(batch)
+    close(model(batch), expected)  # with the signatures of before
     with torch.no_grad():
-        close(batched(given), expected)
+        close(model(batch), expected)
     with torch.inference_mode():
-        close(batched(given), expected)
+        close(model(batch), expected)
 
 
 @few(12)
 @given(SEEDS)
 def test_schedules_give_the_same(seed: int) -> None:
-    decisions, plain = models()
-    given, batched = examples(seed, 5, 2, grad=False), autobatch(decisions)
-    expected = autobatch(plain)(given, batch=False)
-    batch = pickle.loads(pickle.dumps(batched.collate(given)))
+    model, plain = models()
+    batch = examples(seed, 5, 2, grad=False)
+    scheduled = pickle.loads(pickle.dumps(model.collate(batch)))
+    expected = plain(batch, batch=False)
     for _ in range(2):
-        close(batched(batch), expected)
-    close(gradients(decisions, batched(batch)), gradients(plain, expected))
+        close(model(scheduled), expected)
+    close(gradients(model, model(scheduled)), gradients(plain, expected))
 
 
-def test_schedules_of_a_different_process_mean_the_same(another_process: Executor) -> None:
-    results = another_process.map(collated, [3, 4])
-    decisions, plain = models()
-    batched = autobatch(decisions)
-    for seed, result in zip((3, 4), results, strict=True):
-        given = examples(seed, 6, 2, grad=False)
-        close(batched(pickle.loads(result)), autobatch(plain)(given, batch=False))
+@pytest.mark.parametrize("seed", [3, 4])
+def test_schedules_of_a_different_process_mean_the_same(
+    seed: int, another_process: Executor
+) -> None:
+    scheduled = pickle.loads(another_process.submit(collated, seed).result())
+    model, plain = models()
+    expected = plain(examples(seed, 6, 2, grad=False), batch=False)
+    close(model(scheduled), expected)
