@@ -6,7 +6,7 @@ A recording is drawn as a list of plain calls. :func:`recorded` converts it to a
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from hypothesis import strategies as st
@@ -25,7 +25,8 @@ TYPES = {"vector": VECTOR, "scalar": SCALAR, "matrix": MATRIX, "word": WORD, "st
 class Gate(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.a, self.b = nn.Parameter(torch.randn(3, 3)), nn.Parameter(torch.randn(3, 3))
+        self.a = nn.Parameter(torch.randn(3, 3))
+        self.b = nn.Parameter(torch.randn(3, 3))
 
     def forward(self, left: Tensor, right: Tensor) -> Tensor:
         return torch.tanh(left @ self.a + right @ self.b)
@@ -83,67 +84,117 @@ class Gather(nn.Module):
         return torch.tanh(total), total.mean(-1)
 
 
-# Names of the types of the arguments (a list for a ragged one) and of the results.
-FORMS: dict[str, tuple[list[Any], list[str]]] = {
-    "embed": (["word"], ["vector"]),
-    "gate": (["vector", "vector"], ["vector"]),
-    "split": (["vector"], ["scalar", "matrix"]),
-    "step": (["state", "matrix", "scalar"], ["state"]),
-    "total": ([["vector"], "scalar"], ["vector"]),
-    "gather": ([["state"]], ["state"]),
+# What one call means, on rows without a batch axis.
+
+
+def plain_embed(module: Any, word: Tensor) -> list[Any]:
+    return [module.weight[word]]
+
+
+def plain_gate(module: Any, left: Tensor, right: Tensor) -> list[Any]:
+    return [torch.tanh(left @ module.a + right @ module.b)]
+
+
+def plain_split(module: Any, row: Tensor) -> list[Any]:
+    return [torch.cos((row * row).sum()), torch.sin(row @ module.w).view(2, 3)]
+
+
+def plain_step(
+    module: Any, state: tuple[Tensor, Tensor], matrix: Tensor, scalar: Tensor
+) -> list[Any]:
+    h, c = state
+    c = torch.sigmoid(c + scalar)
+    return [(torch.tanh(h * c + (matrix[0] + matrix[1]) * module.w), c)]
+
+
+def plain_total(module: Any, rows: list[Tensor], scalar: Tensor) -> list[Any]:
+    total = scalar * torch.ones(3, dtype=torch.float64)
+    for position, row in enumerate(rows):
+        total = total + row * module.w / (1 + position)
+    return [torch.tanh(total)]
+
+
+def plain_gather(module: Any, states: list[tuple[Tensor, Tensor]]) -> list[Any]:
+    total = torch.zeros(3, dtype=torch.float64)
+    for h, c in states:
+        total = total + h * c
+    return [(torch.tanh(total), total.mean())]
+
+
+class Form(NamedTuple):
+    """An operation: its module, the names of its types (a list if ragged), and its meaning."""
+
+    make: Callable[[], nn.Module]
+    arguments: list[Any]
+    results: list[str]
+    meaning: Callable[..., list[Any]]
+
+
+FORMS = {
+    "embed": Form(lambda: nn.Embedding(4, 3), ["word"], ["vector"], plain_embed),
+    "gate": Form(Gate, ["vector", "vector"], ["vector"], plain_gate),
+    "split": Form(Split, ["vector"], ["scalar", "matrix"], plain_split),
+    "step": Form(Step, ["state", "matrix", "scalar"], ["state"], plain_step),
+    "total": Form(Total, [["vector"], "scalar"], ["vector"], plain_total),
+    "gather": Form(Gather, [["state"]], ["state"], plain_gather),
 }
 
 
 class Language:
-    """The operations, and the meaning of one call of each."""
+    """The operations, and an engine for them."""
 
     def __init__(self) -> None:
         torch.manual_seed(0)
-        embed = nn.Embedding(4, 3)
-        modules = (embed, Gate(), Split(), Step(), Total(), Gather())
-        self.modules = dict(zip(FORMS, modules, strict=True))
-        self.signatures, operations = {}, Operations()
-        for name, (arguments, results) in FORMS.items():
-            inputs = [Ragged(TYPES[a[0]]) if isinstance(a, list) else TYPES[a] for a in arguments]
-            outputs = [TYPES[result] for result in results]
+        self.modules = {name: form.make() for name, form in FORMS.items()}
+        self.signatures = {}
+        operations = Operations()
+        for name, form in FORMS.items():
+            inputs = [
+                Ragged(TYPES[argument[0]]) if isinstance(argument, list) else TYPES[argument]
+                for argument in form.arguments
+            ]
+            outputs = [TYPES[result] for result in form.results]
             module = self.modules[name]
             self.signatures[name] = operations.add(module, inputs, outputs, name=name)
         self.engine = Engine(operations).double()
 
-    def call(self, name: str, arguments: list[Any]) -> list[Any]:
-        """Evaluate one call on rows without a batch axis."""
-        module: Any = self.modules[name]
-        if name == "embed":
-            return [module.weight[arguments[0]]]
-        if name == "gate":
-            return [torch.tanh(arguments[0] @ module.a + arguments[1] @ module.b)]
-        if name == "split":
-            (row,) = arguments
-            return [torch.cos((row * row).sum()), torch.sin(row @ module.w).view(2, 3)]
-        if name == "step":
-            (h, c), matrix, scalar = arguments
-            c = torch.sigmoid(c + scalar)
-            return [(torch.tanh(h * c + (matrix[0] + matrix[1]) * module.w), c)]
-        if name == "total":
-            rows, scalar = arguments
-            total = scalar * torch.ones(3, dtype=torch.float64)
-            for position, row in enumerate(rows):
-                total = total + row * module.w / (1 + position)
-            return [torch.tanh(total)]
-        total = torch.zeros(3, dtype=torch.float64)
-        for h, c in arguments[0]:
-            total = total + h * c
-        return [(torch.tanh(total), total.mean())]
+
+class Leaf(NamedTuple):
+    """An input or a constant: the name of its type, and its row or its seed."""
+
+    is_input: bool
+    kind: str
+    number: int
+
+
+class PlainCall(NamedTuple):
+    """A call on values by their numbers; a list for a ragged argument."""
+
+    name: str
+    arguments: list[Any]
+
+
+class Output(NamedTuple):
+    """A value by its number, and the name under which it is returned."""
+
+    value: int
+    name: str
 
 
 @dataclass
 class Sketch:
-    """One random recording: leaves, calls on values by number, and outputs."""
+    """One random recording; values are numbered, leaves before results of calls."""
 
-    leaves: list[tuple[str, str, int]] = field(default_factory=list)
-    calls: list[tuple[str, list[Any]]] = field(default_factory=list)
-    outputs: list[tuple[int, str]] = field(default_factory=list)
-    types: list[str] = field(default_factory=list)
+    leaves: list[Leaf] = field(default_factory=list)
+    calls: list[PlainCall] = field(default_factory=list)
+    outputs: list[Output] = field(default_factory=list)
+
+    @property
+    def num_inputs(self) -> int:
+        return sum(leaf.is_input for leaf in self.leaves)
+
+
+CONSTANTS = ("word", "vector", "scalar", "matrix", "state")
 
 
 def sketch_of(integer: Callable[[int, int], int], max_calls: int = 14) -> Sketch:
@@ -152,28 +203,30 @@ def sketch_of(integer: Callable[[int, int], int], max_calls: int = 14) -> Sketch
     ``integer(low, high)`` draws a number; both ends are included.
     """
     sketch = Sketch()
-    for name in ("word", "vector", "scalar", "matrix", "state"):
-        sketch.leaves.append(("constant", name, integer(0, 3)))
-        sketch.types.append(name)
+    for kind in CONSTANTS:
+        sketch.leaves.append(Leaf(False, kind, integer(0, 3)))
     for row in range(integer(0, 3)):
-        sketch.leaves.append(("input", "vector", row))
-        sketch.types.append("vector")
+        sketch.leaves.append(Leaf(True, "vector", row))
+    kinds = [leaf.kind for leaf in sketch.leaves]
+
+    def value_of(kind: str) -> int:
+        known = [value for value, other in enumerate(kinds) if other == kind]
+        # The newest values first, so that recordings become deep.
+        return known[-1 - integer(0, len(known) - 1)]
+
     for _ in range(integer(0, max_calls)):
         name = sorted(FORMS)[integer(0, len(FORMS) - 1)]
-        wanted, results = FORMS[name]
         arguments: list[Any] = []
-        for each in wanted:
-            ragged = isinstance(each, list)
-            known = [n for n, t in enumerate(sketch.types) if t == (each[0] if ragged else each)]
-            count = integer(0, 3) if ragged else 1
-            # The newest values first, so that recordings become deep.
-            drawn = [known[-1 - integer(0, len(known) - 1)] for _ in range(count)]
-            arguments.append(drawn if ragged else drawn[0])
-        sketch.calls.append((name, arguments))
-        sketch.types += results
+        for kind in FORMS[name].arguments:
+            if isinstance(kind, list):
+                arguments.append([value_of(kind[0]) for _ in range(integer(0, 3))])
+            else:
+                arguments.append(value_of(kind))
+        sketch.calls.append(PlainCall(name, arguments))
+        kinds += FORMS[name].results
     for _ in range(integer(0, 4)):
-        value = integer(0, len(sketch.types) - 1)
-        sketch.outputs.append((value, f"{sketch.types[value]} {integer(0, 1)}"))
+        value = integer(0, len(kinds) - 1)
+        sketch.outputs.append(Output(value, f"{kinds[value]} {integer(0, 1)}"))
     return sketch
 
 
@@ -183,63 +236,76 @@ def sketches(draw: st.DrawFn, max_calls: int = 14) -> Sketch:
     return sketch_of(lambda low, high: draw(st.integers(low, high)), max_calls)
 
 
-def leaf(name: str, seed: int) -> Any:
+def constant(kind: str, seed: int) -> Any:
     """Return a constant of a type; float32, so that a recording does not round it."""
-    if name == "word":
+    if kind == "word":
         return seed
     generator = torch.Generator().manual_seed(seed)
-    if name == "state":
+    if kind == "state":
         return torch.randn(3, generator=generator), torch.randn((), generator=generator)
-    return torch.randn(TYPES[name].shape, generator=generator)
+    return torch.randn(TYPES[kind].shape, generator=generator)
+
+
+def constant_row(kind: str, seed: int) -> Any:
+    """Return a constant as the meaning of a call takes it."""
+    value = constant(kind, seed)
+    if isinstance(value, int):
+        return torch.tensor(value)
+    if isinstance(value, tuple):
+        return tuple(part.double() for part in value)
+    return value.double()
+
+
+def arguments_of(call: PlainCall, values: list[Any]) -> list[Any]:
+    return [
+        [values[number] for number in argument] if isinstance(argument, list) else values[argument]
+        for argument in call.arguments
+    ]
 
 
 def recorded(language: Language, sketch: Sketch) -> Recording:
     """Record a sketch as a recording."""
-    recording, values = Recording(), []
-    for kind, name, number in sketch.leaves:
-        if kind == "input":
-            values.append(recording.input(VECTOR, number))
+    recording = Recording()
+    values: list[Any] = []
+    for leaf in sketch.leaves:
+        if leaf.is_input:
+            values.append(recording.input(VECTOR, leaf.number))
         else:
-            values.append(recording.constant(TYPES[name], leaf(name, number)))
-    for name, arguments in sketch.calls:
-        given = [[values[n] for n in a] if isinstance(a, list) else values[a] for a in arguments]
-        results = recording.call(language.signatures[name], *given)
+            values.append(recording.constant(TYPES[leaf.kind], constant(leaf.kind, leaf.number)))
+    for call in sketch.calls:
+        results = recording.call(language.signatures[call.name], *arguments_of(call, values))
         values += results if isinstance(results, tuple) else [results]
-    for value, name in sketch.outputs:
-        recording.output(values[value], name)
+    for output in sketch.outputs:
+        recording.output(values[output.value], output.name)
     return recording
 
 
-def rows_read(sketch: Sketch) -> int:
-    """Count the input rows of an example."""
-    return sum(kind == "input" for kind, _, _ in sketch.leaves)
+def values_of(language: Language, sketch: Sketch, rows: Tensor) -> list[Any]:
+    """Evaluate all values of a sketch, one call at a time."""
+    values: list[Any] = []
+    for leaf in sketch.leaves:
+        if leaf.is_input:
+            values.append(rows[leaf.number])
+        else:
+            values.append(constant_row(leaf.kind, leaf.number))
+    for call in sketch.calls:
+        meaning_of_call = FORMS[call.name].meaning
+        values += meaning_of_call(language.modules[call.name], *arguments_of(call, values))
+    return values
 
 
 def meaning(language: Language, batch: list[Sketch], x: Tensor) -> dict[str, Any]:
-    """Evaluate a batch of sketches, one call at a time on single rows."""
-    found: dict[str, list[Any]] = {}
-    first = 0
-    for sketch in batch:
-        values: list[Any] = []
-        for kind, name, number in sketch.leaves:
-            if kind == "input":
-                values.append(x[first + number])
-                continue
-            row = leaf(name, number)
-            parts = row if isinstance(row, tuple) else (row,)
-            parts = tuple(p.double() if isinstance(p, Tensor) else torch.tensor(p) for p in parts)
-            values.append(parts if isinstance(row, tuple) else parts[0])
-        for name, arguments in sketch.calls:
-            given = [
-                [values[n] for n in a] if isinstance(a, list) else values[a] for a in arguments
-            ]
-            values += language.call(name, given)
-        for value, name in sketch.outputs:
-            found.setdefault(name, []).append(values[value])
-        first += rows_read(sketch)
-    return {
-        name: tuple(torch.stack(parts) for parts in zip(*rows, strict=True))
-        if isinstance(rows[0], tuple)
-        else torch.stack(rows)
-        for name, rows in found.items()
-    }
+    """Evaluate a batch of sketches, whose input rows follow each other, on single rows."""
+    outputs: dict[str, list[Any]] = {}
+    rows_of_examples = x.split([sketch.num_inputs for sketch in batch])
+    for sketch, rows in zip(batch, rows_of_examples, strict=True):
+        values = values_of(language, sketch, rows)
+        for output in sketch.outputs:
+            outputs.setdefault(output.name, []).append(values[output.value])
+    return {name: stacked(values) for name, values in outputs.items()}
+
+
+def stacked(values: list[Any]) -> Any:
+    if isinstance(values[0], tuple):
+        return tuple(torch.stack(parts) for parts in zip(*values, strict=True))
+    return torch.stack(values)

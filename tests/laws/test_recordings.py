@@ -18,12 +18,15 @@ from pyg_dynbatch.core import Recording, Signature, TensorType, run_one_by_one
 from pyg_dynbatch.core.scheduling import schedule_recordings
 from tests.core.helpers import as_users_run_it
 from tests.laws.languages import (
+    CONSTANTS,
     VECTOR,
     Language,
+    Leaf,
+    Output,
+    PlainCall,
     Sketch,
     meaning,
     recorded,
-    rows_read,
     sketch_of,
     sketches,
 )
@@ -35,52 +38,71 @@ BATCHES = st.lists(sketches() | st.just(Sketch()), min_size=1, max_size=4)
 """Some of the examples are empty."""
 
 
+POLICIES = ("depth", "agenda")
+Run = Callable[[Tensor], dict[str, Any]]
+
+
 def inputs_of(batch: list[Sketch]) -> Tensor:
-    rows = sum(map(rows_read, batch))
-    return torch.randn(rows, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    generator = torch.Generator().manual_seed(1)
+    count = sum(sketch.num_inputs for sketch in batch)
+    return torch.randn(count, 3, dtype=torch.float64, generator=generator)
 
 
 def flat(results: dict[str, Any]) -> list[Tensor]:
-    rows = [results[name] for name in sorted(results)]
-    return [part for r in rows for part in (r if isinstance(r, tuple) else (r,))]
+    """List the parts of all results in the order of their names."""
+    parts: list[Tensor] = []
+    for name in sorted(results):
+        rows = results[name]
+        parts += rows if isinstance(rows, tuple) else [rows]
+    return parts
 
 
-def gradients(run: Callable[[Tensor], dict[str, Any]], x: Tensor) -> list[Tensor]:
+def gradients(run: Run, x: Tensor) -> list[Tensor]:
+    """Return the gradients of a weighted sum of all results."""
     x = x.clone().requires_grad_()
     leaves = [x, *LANGUAGE.engine.parameters()]
-    floats = [part for part in flat(run(x)) if part.is_floating_point()]
-    loss = sum((part * torch.linspace(-1, 2, part.numel()).view_as(part)).sum() for part in floats)
-    zeros = [torch.zeros_like(each) for each in leaves]
-    if not isinstance(loss, Tensor) or not loss.requires_grad:
-        return zeros
-    found = torch.autograd.grad(loss, leaves, allow_unused=True)
-    return [z if f is None else f for f, z in zip(found, zeros, strict=True)]
+    loss = sum(leaf.sum() * 0 for leaf in leaves)  # the results may depend on none of them
+    for part in flat(run(x)):
+        if part.is_floating_point():
+            loss = loss + (part * torch.linspace(-1, 2, part.numel()).view_as(part)).sum()
+    return list(torch.autograd.grad(loss, leaves))
+
+
+def check(run: Run, batch: list[Sketch], x: Tensor) -> None:
+    def recursion(rows: Tensor) -> dict[str, Any]:
+        return meaning(LANGUAGE, batch, rows)
+
+    expected = recursion(x)
+    got = run(x)
+    assert sorted(got) == sorted(expected)
+    assert_equal(flat(got), flat(expected))
+    assert_equal(gradients(run, x), gradients(recursion, x))
 
 
 @few(10)
 @given(BATCHES)
-def test_values_and_gradients_are_those_of_a_plain_recursion(batch: list[Sketch]) -> None:
-    recordings, x = [recorded(LANGUAGE, sketch) for sketch in batch], inputs_of(batch)
-    ways: list[Callable[[Tensor], dict[str, Any]]] = [
-        lambda x: run_one_by_one(LANGUAGE.engine, recordings, {VECTOR: x})
-    ]
-    for policy in ("depth", "agenda"):
-        schedule = schedule_recordings(recordings, policy)
-        ways.append(lambda x, s=schedule: LANGUAGE.engine(s, {VECTOR: x}))
-    wanted = meaning(LANGUAGE, batch, x)
-    right = gradients(lambda x: meaning(LANGUAGE, batch, x), x)
-    for run in ways:
-        found = run(x)
-        assert sorted(found) == sorted(wanted)
-        assert_equal(flat(found), flat(wanted))
-        assert_equal(gradients(run, x), right)
+def test_one_by_one_is_a_plain_recursion(batch: list[Sketch]) -> None:
+    recordings = [recorded(LANGUAGE, sketch) for sketch in batch]
+    x = inputs_of(batch)
+    check(lambda rows: run_one_by_one(LANGUAGE.engine, recordings, {VECTOR: rows}), batch, x)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@few(10)
+@given(BATCHES)
+def test_batched_is_a_plain_recursion(policy: str, batch: list[Sketch]) -> None:
+    recordings = [recorded(LANGUAGE, sketch) for sketch in batch]
+    schedule = schedule_recordings(recordings, policy)
+    x = inputs_of(batch)
+    check(lambda rows: LANGUAGE.engine(schedule, {VECTOR: rows}), batch, x)
 
 
 @few(10)
 @given(BATCHES)
 def test_agenda_needs_no_more_steps_and_neither_policy_beats_the_bound(batch: list[Sketch]) -> None:
     recordings = [recorded(LANGUAGE, sketch) for sketch in batch]
-    depth, agenda = (schedule_recordings(recordings, p).stats() for p in ("depth", "agenda"))
+    depth = schedule_recordings(recordings, "depth").stats()
+    agenda = schedule_recordings(recordings, "agenda").stats()
     assert agenda.steps <= depth.steps
     assert agenda.rows == depth.rows
     assert depth.merged_calls + depth.rows == sum(recording.num_calls for recording in recordings)
@@ -99,24 +121,27 @@ def test_batched_equals_one_by_one_on_many_programs(chunk: int, batches: int) ->
     numbers = random.Random(chunk)
     for _ in range(batches):
         batch = [sketch_of(numbers.randint) for _ in range(50)]
-        recordings, inputs = (
-            [recorded(LANGUAGE, each) for each in batch],
-            {VECTOR: inputs_of(batch)},
-        )
+        recordings = [recorded(LANGUAGE, sketch) for sketch in batch]
+        inputs = {VECTOR: inputs_of(batch)}
+        schedule = schedule_recordings(recordings, numbers.choice(POLICIES))
         with as_users_run_it(), torch.no_grad():
-            wanted = run_one_by_one(LANGUAGE.engine, recordings, inputs)
-            policy = numbers.choice(("depth", "agenda"))
-            found = LANGUAGE.engine(schedule_recordings(recordings, policy), inputs)
-        assert list(found) == list(wanted)
-        assert_equal(flat(found), flat(wanted))
+            one_by_one = run_one_by_one(LANGUAGE.engine, recordings, inputs)
+            batched = LANGUAGE.engine(schedule, inputs)
+        assert list(batched) == list(one_by_one)
+        assert_equal(flat(batched), flat(one_by_one))
 
 
 def chain_of(calls: int) -> Sketch:
     """Return calls that each read the result of the previous one; the first reads an input."""
-    leaves = [("constant", name, 1) for name in ("word", "vector", "scalar", "matrix", "state")]
-    gates: list[tuple[str, list[Any]]] = [("gate", [1, 5])]
-    gates += [("gate", [number, 1]) for number in range(6, calls + 5)]
-    return Sketch([*leaves, ("input", "vector", 0)], gates, [(calls + 5, "top")], [])
+    leaves = [Leaf(False, kind, 1) for kind in CONSTANTS]
+    leaves.append(Leaf(True, "vector", 0))
+    vector = CONSTANTS.index("vector")
+    last = len(leaves) - 1
+    gates = [PlainCall("gate", [vector, last])]
+    while len(gates) < calls:
+        last += 1
+        gates.append(PlainCall("gate", [last, vector]))
+    return Sketch(leaves, gates, [Output(last + 1, "top")])
 
 
 @pytest.mark.parametrize(
@@ -131,12 +156,12 @@ def test_calls_in_a_row_beyond_the_recursion_limit_equal_the_recursion(
 ) -> None:
     sketch = chain_of(calls)
     x = inputs_of([sketch])
-    wanted = meaning(LANGUAGE, [sketch], x)["top"]
     schedule = schedule_recordings([recorded(LANGUAGE, sketch)], policy)
     assert len(schedule.steps) == calls
+    expected = meaning(LANGUAGE, [sketch], x)["top"].detach()
     with as_users_run_it(), torch.no_grad():
-        found = LANGUAGE.engine(schedule, {VECTOR: x})["top"]
-    torch.testing.assert_close(found, wanted.detach(), rtol=1e-10, atol=1e-10)
+        got = LANGUAGE.engine(schedule, {VECTOR: x})["top"]
+    torch.testing.assert_close(got, expected, rtol=1e-10, atol=1e-10)
 
 
 def lines_executed(run: Callable[[], Any]) -> int:
@@ -159,11 +184,12 @@ def lines_executed(run: Callable[[], Any]) -> int:
 def test_one_by_one_takes_linear_time() -> None:
     chains = [chain_of(calls) for calls in (100, 200, 300)]
     x = inputs_of(chains[:1])
-    with as_users_run_it():
-        first, second, third = (
-            lines_executed(partial(run_one_by_one, LANGUAGE.engine, [recording], {VECTOR: x}))
-            for recording in [recorded(LANGUAGE, chain) for chain in chains]
-        )
+    lines = []
+    for recording in [recorded(LANGUAGE, chain) for chain in chains]:
+        run = partial(run_one_by_one, LANGUAGE.engine, [recording], {VECTOR: x})
+        with as_users_run_it():
+            lines.append(lines_executed(run))
+    first, second, third = lines
     assert first < second < third
     assert third - second == pytest.approx(second - first, rel=0.01)
 
@@ -179,26 +205,26 @@ def test_a_freed_graph_raises_an_error() -> None:
 
 
 NAMES = {"1": "one", "2": "two"}
-
-
 NUMBERS = count()
 
 
-def by_hand(calls: str) -> Recording:
-    recording, pair = Recording(), TensorType((2,))
+def recording_of(calls: str) -> Recording:
+    """Record calls in a row, one per digit."""
+    recording = Recording()
+    pair = TensorType((2,))
     # Each with its own constant, as equal calls are merged.
     value = recording.constant(pair, [1.0, float(next(NUMBERS))])
-    for name in calls:
-        value = recording.call(Signature(NAMES[name], (pair,), (pair,)), value)
+    for digit in calls:
+        value = recording.call(Signature(NAMES[digit], (pair,), (pair,)), value)
     return recording
 
 
 @given(calls=st.lists(st.text("12", max_size=4), min_size=1, max_size=5))
 def test_every_call_is_scheduled_under_its_own_name(calls: list[str]) -> None:
-    steps = schedule_recordings([by_hand(each) for each in calls])
-    found: Counter[str] = Counter()
-    for step in steps.steps:
-        for operation in steps.program_of(step).operations:
-            found[steps.signatures[operation].name] += step.size
-    wanted = Counter(NAMES[name] for each in calls for name in each)
-    assert found == wanted
+    schedule = schedule_recordings([recording_of(each) for each in calls])
+    got: Counter[str] = Counter()
+    for step in schedule.steps:
+        for operation in schedule.program_of(step).operations:
+            got[schedule.signatures[operation].name] += step.size
+    expected = Counter(NAMES[digit] for each in calls for digit in each)
+    assert got == expected
