@@ -1,9 +1,10 @@
 """Law: loaders and samplers pass over data as torch's do: each pass draws a new order."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -46,17 +47,19 @@ BUDGETS: dict[str, Callable[[Any, int], Any]] = {
 }
 
 
+OURS = {**LOADERS, **BUDGETS}
+
+
 def torch_loader(kind: str, generator: torch.Generator | None, workers: int) -> TorchLoader:
     """Torch's loader of numbers, with the same arguments."""
-    options: Options = {"generator": generator, "num_workers": workers, "collate_fn": list}
     numbers = range(COUNT)
+    make = partial(TorchLoader, numbers, generator=generator, num_workers=workers, collate_fn=list)
+    order = RandomSampler(numbers, generator=generator)
     if kind in BUDGETS:
-        order = RandomSampler(numbers, generator=generator)
-        return TorchLoader(numbers, batch_sampler=BatchSampler(order, SIZE, False), **options)
+        return make(batch_sampler=BatchSampler(order, SIZE, drop_last=False))
     if kind == "a sampler":
-        order = RandomSampler(numbers, generator=generator)
-        return TorchLoader(numbers, SIZE, sampler=order, **options)
-    return TorchLoader(numbers, SIZE, shuffle=True, **options)
+        return make(batch_size=SIZE, sampler=order)
+    return make(batch_size=SIZE, shuffle=True)
 
 
 def rows(batch: Any) -> list[int]:
@@ -83,42 +86,69 @@ def zipped_with_a_shorter_one(loader: Any, times: int) -> list[Any]:
 WAYS = [first_batches, broken_off, zipped_with_numbers, zipped_with_a_shorter_one]
 
 
+class Passes(NamedTuple):
+    """The batches that a loader gave, and the states of the generators afterwards."""
+
+    batches: list[list[int]]
+    global_state: list[int]
+    own_state: list[int] | None
+
+
+def passes_of(
+    make: Callable[..., Any],
+    way: Callable[..., list[Any]],
+    workers: int,
+    times: int,
+    generator: Any,
+) -> Passes:
+    """Create a loader and pass over its data, from the same states of the generators."""
+    torch.manual_seed(3)
+    if generator is not None:
+        generator.manual_seed(5)
+    batches = [rows(batch) for batch in way(make(generator, workers), times)]
+    own_state = None if generator is None else generator.get_state().tolist()
+    return Passes(batches, torch.get_rng_state().tolist(), own_state)
+
+
 @pytest.fixture(params=["global generator", "own generator"])
-def generator(request: pytest.FixtureRequest) -> Iterator[torch.Generator | None]:
-    yield torch.Generator().manual_seed(5) if request.param == "own generator" else None
+def generator(request: pytest.FixtureRequest) -> torch.Generator | None:
+    return torch.Generator() if request.param == "own generator" else None
 
 
-IN_WORKERS = ["trees", "budget of trees"]
-CASES = [(kind, 0) for kind in (*LOADERS, *BUDGETS)]
-CASES += [pytest.param(kind, 2, marks=pytest.mark.long) for kind in IN_WORKERS]
+def check(kind: str, way: Any, workers: int, times: int, generator: Any) -> None:
+    got = passes_of(OURS[kind], way, workers, times, generator)
+    expected = passes_of(partial(torch_loader, kind), way, workers, times, generator)
+    assert got == expected
+    orders = {tuple(batch) for batch in got.batches}
+    assert len(orders) > len(got.batches) // 2, "orders differ"
 
 
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize(("kind", "workers"), CASES)
-def test_passes_are_those_of_torch(kind, way, workers, generator) -> None:
-    times = 2 if workers else 12
-    make = {**LOADERS, **BUDGETS}[kind]
-    found, expected = [], []
-    for batches, loader in ((found, make), (expected, lambda *to: torch_loader(kind, *to))):
-        torch.manual_seed(3)
-        again = None if generator is None else generator.manual_seed(5)
-        batches += map(rows, way(loader(again, workers), times))
-        batches.append(torch.get_rng_state().tolist())
-        batches.append(None if again is None else again.get_state().tolist())
-    assert found == expected
-    passes = found[:-2]
-    assert len({tuple(batch) for batch in passes}) > len(passes) // 2, "orders differ"
+@pytest.mark.parametrize("kind", OURS)
+def test_passes_are_those_of_torch(kind, way, generator) -> None:
+    check(kind, way, workers=0, times=12, generator=generator)
 
 
-@pytest.mark.parametrize("kind", [*LOADERS, *BUDGETS])
+@pytest.mark.long
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("kind", ["trees", "budget of trees"])
+def test_passes_with_workers_are_those_of_torch(kind, way, generator) -> None:
+    check(kind, way, workers=2, times=2, generator=generator)
+
+
+@pytest.mark.parametrize("kind", OURS)
 def test_two_loaders_do_not_share_an_order(kind) -> None:
-    make = {**LOADERS, **BUDGETS}[kind]
-    pairs = zip(make(None, 0), make(None, 0), strict=True)
-    together = [one == other for pair in pairs for one, other in zip(*map(rows, pair), strict=True)]
-    assert sum(together) < COUNT / 4
-    generators = [torch.Generator().manual_seed(seed) for seed in (1, 1, 2)]
-    orders = [sum(map(rows, make(generator, 0)), []) for generator in generators]
-    assert orders[0] == orders[1] != orders[2]
+    one, other = [sum(map(rows, OURS[kind](None, 0)), []) for _ in range(2)]
+    in_the_same_place = sum(a == b for a, b in zip(one, other, strict=True))
+    assert in_the_same_place < COUNT / 4
+
+
+@pytest.mark.parametrize("kind", OURS)
+def test_the_order_is_that_of_the_generator(kind) -> None:
+    def order(seed: int) -> list[int]:
+        return sum(map(rows, OURS[kind](torch.Generator().manual_seed(seed), 0)), [])
+
+    assert order(1) == order(1) != order(2)
 
 
 @pytest.mark.parametrize("workers", [0, 1])
