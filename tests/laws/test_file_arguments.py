@@ -2,7 +2,10 @@
 
 import io
 import shutil
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
+from typing import Any
 
 import lightning.pytorch  # noqa: F401 - else its log holds on to the stream of the first test
 import pytest
@@ -49,8 +52,47 @@ def of_a_wrong_kind(bad: Path, good: Path) -> None:
     bad.write_bytes(bytes(range(256)) * 4)
 
 
-def unreadable(bad: Path, good: Path) -> None:
-    shutil.copy(good, bad)
+FAULTS = [missing, a_folder, empty, truncated, of_a_wrong_kind]
+QUICK = ("predict --checkpoint", "predict --input")
+
+
+def is_checkpoint(argument: str) -> bool:
+    return "checkpoint" in argument
+
+
+def files_of(argument: str) -> tuple[Path, Path]:
+    """Return the path of a bad file and a good file of its kind."""
+    if is_checkpoint(argument):
+        return Path("bad.ckpt"), Path("last.ckpt")
+    return Path("bad.csv"), Path("regression.csv")
+
+
+def marked(argument: str, *others: Any) -> Any:
+    return pytest.param(argument, *others, marks=[] if argument in QUICK else LONG)
+
+
+CASES = [
+    marked(argument, fault)
+    for argument in ARGUMENTS
+    for fault in FAULTS
+    if fault is not truncated or is_checkpoint(argument)  # half of a table is a table
+]
+
+
+@contextmanager
+def without_permission(name: str) -> Iterator[None]:
+    """Let no file of this name be opened."""
+    opened = io.open
+
+    def refused(path, *given, **options):
+        if str(path).endswith(name):
+            raise PermissionError(13, "Permission denied", str(path))
+        return opened(path, *given, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("io.open", refused)
+        patch.setattr("builtins.open", refused)
+        yield
 
 
 def written(folder: Path) -> dict[str, bytes]:
@@ -58,40 +100,39 @@ def written(folder: Path) -> dict[str, bytes]:
     return {str(path): path.read_bytes() for path in files}
 
 
-KINDS = [missing, a_folder, empty, truncated, of_a_wrong_kind, unreadable]
-QUICK = ["predict --checkpoint", "predict --input"]
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(
-    "argument", [each if each in QUICK else pytest.param(each, marks=LONG) for each in ARGUMENTS]
-)
-def test_an_error_names_the_fault_and_its_place(
-    argument: str, kind, tmp_path: Path, monkeypatch, capsys
-) -> None:
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
-    is_checkpoint = "checkpoint" in argument
-    if kind is truncated and not is_checkpoint:
-        return  # half of a table is a table
     molecule_csv(tmp_path)
     Path("small.yaml").write_text(yaml.safe_dump(CONFIG))
     shutil.copy(trained(tmp_path), "last.ckpt")
-    bad = Path("bad.ckpt" if is_checkpoint else "bad.csv")
-    kind(bad, Path("last.ckpt" if is_checkpoint else "regression.csv"))
-    before = written(tmp_path)
-    with pytest.MonkeyPatch.context() as patch:
-        if kind is unreadable:
-            opened = io.open
+    return tmp_path
 
-            def refused(path, *given, **options):
-                if str(path).endswith(bad.name):
-                    raise PermissionError(13, "Permission denied", str(path))
-                return opened(path, *given, **options)
 
-            for name in ("io.open", "builtins.open"):
-                patch.setattr(name, refused)
-        said = complaint(capsys, *ARGUMENTS[argument].replace("BAD", str(bad)).split())
+def complaint_about(
+    bad: Path, argument: str, folder: Path, capsys: Any, reading: AbstractContextManager[None]
+) -> str:
+    """Return what a command says of a file, whose name it says, and check that it writes none."""
+    before = written(folder)
+    with reading:
+        said = complaint(capsys, *ARGUMENTS[argument].replace("BAD", bad.name).split())
     assert bad.name in said
-    if kind is unreadable:
-        assert "Permission denied" in said
-    assert written(tmp_path) == before
+    assert written(folder) == before
+    return said
+
+
+@pytest.mark.parametrize(("argument", "fault"), CASES)
+def test_an_error_names_the_file(
+    argument: str, fault: Callable[[Path, Path], None], folder: Path, capsys
+) -> None:
+    bad, good = files_of(argument)
+    fault(bad, good)
+    complaint_about(bad, argument, folder, capsys, nullcontext())
+
+
+@pytest.mark.parametrize("argument", [marked(argument) for argument in ARGUMENTS])
+def test_an_error_says_that_there_is_no_permission(argument: str, folder: Path, capsys) -> None:
+    bad, good = files_of(argument)
+    shutil.copy(good, bad)
+    said = complaint_about(bad, argument, folder, capsys, without_permission(bad.name))
+    assert "Permission denied" in said
