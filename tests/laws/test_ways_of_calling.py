@@ -5,9 +5,10 @@ and slots are in the order of the edges. ``token`` decides nothing. The results 
 recursion node by node in float64.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from functools import partial
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -43,10 +44,11 @@ class NumberedSum(RecursiveCell):
         if children is None:
             return (projected.tanh(),)
         ids = children.segment_ids
-        first = torch.searchsorted(ids, ids)
-        number = 1 + torch.arange(ids.numel()) - first
+        first_of_node = torch.searchsorted(ids, ids)
+        number = 1 + torch.arange(ids.numel()) - first_of_node
         weighted = children.rows[0] * number[:, None]
-        return (torch.tanh(projected + torch.zeros_like(projected).index_add(0, ids, weighted)),)
+        total = torch.zeros_like(projected).index_add(0, ids, weighted)
+        return (torch.tanh(projected + total),)
 
 
 def numbered_sum(layer: RecursiveLayer, x: Tensor, children: list, keep: Tensor) -> tuple[Tensor]:
@@ -73,17 +75,19 @@ def dagnn(model: DAGNN, structure: Placed, x: Tensor) -> Tensor:
     """Attention over the predecessors, then torch's GRU cell; every layer reads the one before."""
     columns = []
     for layers, graph in zip(model.layers, (structure, structure.turned(None)), strict=True):
-        rows = [x * structure.filled[:, None]]
+        with_all_inputs = Placed(graph.places, (True,) * graph.num_nodes)
+        rows = x * structure.filled[:, None]
+        columns.append(rows)
         for layer in layers:
-            everywhere = Placed(graph.places, (True,) * graph.num_nodes)
             names = SimpleNamespace(cell=layer.cell, direction="bottom_up", out_channels=OUT)
-            rows.append(recurse(names, dagnn_step, everywhere, rows[-1])[0])
-        columns += rows
+            (rows,) = recurse(names, dagnn_step, with_all_inputs, rows)
+            columns.append(rows)
     return torch.cat(columns, 1)
 
 
 def dagnn_step(layer: Any, x: Tensor, children: list, keep: Tensor) -> tuple[Tensor]:
-    cell, message = layer.cell, x.new_zeros(OUT)
+    cell = layer.cell
+    message = x.new_zeros(OUT)
     if children:
         h = torch.stack([row for (row,) in children])
         message = torch.softmax(h @ cell.attention, 0) @ h
@@ -95,21 +99,31 @@ def arity_of(layer: Any) -> int | None:
     return getattr(layer, "arity", None)
 
 
-KINDS: dict[str, tuple[Callable[..., Any], Reference]] = {
-    name: (lambda name=name, **options: recursion.make(name, **options), of_equation(equation))
+class Kind(NamedTuple):
+    """How a layer is made for a direction, and the recursion that it must equal."""
+
+    make: Callable[..., Any]
+    reference: Reference
+
+
+KINDS = {
+    name: Kind(partial(recursion.make, name), of_equation(equation))
     for name, (_, equation) in recursion.KINDS.items()
     if name in recursion.SMALL
 }
-KINDS["own cell"] = (
-    lambda **options: RecursiveLayer(NumberedSum(), **options),
-    of_equation(numbered_sum),
+KINDS["own cell"] = Kind(
+    lambda direction: RecursiveLayer(NumberedSum(), direction=direction), of_equation(numbered_sum)
 )
-KINDS["TopologicalConv"] = (
-    lambda **options: TopologicalConv(GraphConv((OUT, IN), OUT), **options),
+KINDS["TopologicalConv"] = Kind(
+    lambda direction: TopologicalConv(GraphConv((OUT, IN), OUT), direction=direction),
     of_equation(graph_conv),
 )
-LAYERS = [(kind, direction) for kind in KINDS for direction in ("bottom_up", "top_down")]
-KINDS["DAGNN"] = (lambda direction: DAGNN(IN, OUT, 2), dagnn)
+KINDS["DAGNN"] = Kind(lambda direction: DAGNN(IN, OUT, 2), dagnn)
+DIRECTIONS = [
+    *[(kind, "bottom_up") for kind in KINDS if kind != "DAGNN"],
+    *[(kind, "top_down") for kind in KINDS if kind != "DAGNN"],
+    ("DAGNN", "both"),
+]
 
 
 def call(layer: Any, x: Tensor, batch: Any, fields: tuple[str, ...]) -> Tensor:
@@ -123,86 +137,118 @@ def call(layer: Any, x: Tensor, batch: Any, fields: tuple[str, ...]) -> Tensor:
     return layer(x, edge_index, **given)
 
 
-SCHEDULES = ("schedule", "schedule_down")
+class Way(NamedTuple):
+    """Fields of a batch that a layer is called with, and those that say what is meant."""
+
+    fields: tuple[str, ...]
+    meaning: tuple[str, ...]
+
+
 EDGES_AND_FIELDS = ("edge_index", "child_slot", "has_input")
+SCHEDULES = ("schedule", "schedule_down")
 WAYS = {
-    "edges and fields": EDGES_AND_FIELDS,
-    "schedule": ("edge_index", *SCHEDULES),
-    "schedule alone": SCHEDULES,
-    "everything": (*EDGES_AND_FIELDS, *SCHEDULES),
-    "edges": ("edge_index",),
+    "edges and fields": Way(EDGES_AND_FIELDS, EDGES_AND_FIELDS),
+    "schedule": Way(("edge_index", *SCHEDULES), EDGES_AND_FIELDS),
+    "schedule alone": Way(SCHEDULES, EDGES_AND_FIELDS),
+    "everything": Way((*EDGES_AND_FIELDS, *SCHEDULES), EDGES_AND_FIELDS),
+    "edges": Way(("edge_index",), ("edge_index",)),
 }
 
 
+def ways_of(kind: str) -> list[Way]:
+    """List the ways to call a layer; DAGNN reads the edges."""
+    return [way for name, way in WAYS.items() if (kind, name) != ("DAGNN", "schedule alone")]
+
+
 @st.composite
-def examples(draw: st.DrawFn, arity: int | None, only_trees: bool) -> Iterator[Any]:
-    """A batch's examples, all with the same fields, and the structures that these mean."""
+def examples(draw: st.DrawFn, arity: int | None, only_trees: bool) -> list[Any]:
+    """Draw the examples of a batch, all with the same fields."""
     structures = draw(st.lists(placed(arity, only_trees), min_size=1, max_size=3))
     kind = draw(st.sampled_from((Data, DynTreeData)))
     has_input = draw(st.sampled_from((None, torch.bool, torch.long, torch.uint8)))
-    has_slots, has_tokens = draw(st.booleans()), draw(st.booleans())
-    data = []
-    for number, each in enumerate(structures):
-        order = torch.tensor(draw(st.permutations(range(len(each.edges)))), dtype=torch.long)
-        fields = {"x": recursion.features(each.num_nodes, number), "num_nodes": each.num_nodes}
+    has_slots = draw(st.booleans())
+    has_tokens = draw(st.booleans())
+    listed = []
+    for number, structure in enumerate(structures):
+        nodes = structure.num_nodes
+        order = torch.tensor(draw(st.permutations(range(len(structure.edges)))), dtype=torch.long)
+        fields = {"x": recursion.features(nodes, number), "num_nodes": nodes}
         if has_slots:
-            fields["child_slot"] = each.child_slot[order]
+            fields["child_slot"] = structure.child_slot[order]
         if has_input is not None:
-            fields["has_input"] = each.filled.to(has_input)
+            fields["has_input"] = structure.filled.to(has_input)
         if has_tokens:
-            fields["token"] = torch.arange(each.num_nodes) % 3 - 1
-        data.append(kind(edge_index=each.edge_index[:, order], **fields))
-    return data
+            fields["token"] = torch.arange(nodes) % 3 - 1
+        listed.append(kind(edge_index=structure.edge_index[:, order], **fields))
+    return listed
 
 
 def meant(example: Any, fields: tuple[str, ...], arity: int | None) -> Placed:
-    """The structure that some fields of an example say, edge by edge."""
+    """Return the structure that some fields of an example say, edge by edge."""
     nodes = example.num_nodes
-    places: list[list[int | None]] = [[None] * (arity or 0) for _ in range(nodes)]
-    edges = list(enumerate(zip(*example.edge_index.tolist(), strict=True)))
+    edges = list(zip(*example.edge_index.tolist(), strict=True))
     if "child_slot" in fields and "child_slot" in example:
-        edges.sort(key=lambda edge: int(example.child_slot[edge[0]]))
-    taken = [0] * nodes
-    for edge, (child, parent) in edges:
-        slot, taken[parent] = taken[parent], taken[parent] + 1
+        slots = example.child_slot.tolist()
+    else:
+        parents = [parent for _, parent in edges]
+        slots = [parents[:edge].count(parent) for edge, parent in enumerate(parents)]
+    places: list[list[int | None]] = [[None] * (arity or 0) for _ in range(nodes)]
+    for slot, (child, parent) in sorted(zip(slots, edges, strict=True), key=lambda pair: pair[0]):
         if arity is None:
             places[parent].append(child)
-            continue
-        if "child_slot" in fields and "child_slot" in example:
-            slot = int(example.child_slot[edge])
-        places[parent][slot] = child
+        else:
+            places[parent][slot] = child
     reads = [True] * nodes
     if "has_input" in fields and "has_input" in example:
-        reads = [bool(each) for each in example.has_input]
+        reads = [bool(flag) for flag in example.has_input]
     return Placed(tuple(map(tuple, places)), tuple(reads))
 
 
-@pytest.mark.parametrize(("kind", "direction"), [*LAYERS, ("DAGNN", "both")])
+def by_recursion(kind: str, layer: Any, listed: list[Any], x: Tensor, way: Way) -> Tensor:
+    """Return the rows of all examples, whose inputs follow each other in x."""
+    rows = []
+    inputs = x.split([example.num_nodes for example in listed])
+    for example, own in zip(listed, inputs, strict=True):
+        structure = meant(example, way.meaning, arity_of(layer))
+        rows.append(KINDS[kind].reference(layer, structure, own))
+    return torch.cat(rows)
+
+
+def layer_of(kind: str, direction: str) -> Any:
+    torch.manual_seed(0)
+    return KINDS[kind].make(direction=direction).double()
+
+
+@pytest.mark.parametrize(("kind", "direction"), DIRECTIONS)
 @few(6)
 @given(data=st.data())
-def test_ways_of_calling_agree(kind: str, direction: str, data: st.DataObject) -> None:
-    make, reference = KINDS[kind]
-    torch.manual_seed(0)
-    layer = make(direction=direction).double()
+def test_ways_of_calling_a_batch_are_the_recursion(
+    kind: str, direction: str, data: st.DataObject
+) -> None:
+    layer = layer_of(kind, direction)
     arity = arity_of(layer)
     listed = data.draw(examples(arity, only_trees=direction == "top_down"))
     batch = Collater(arity=arity, direction=direction)(listed)
-    for way, fields in WAYS.items():
-        if kind == "DAGNN" and way == "schedule alone":
-            continue  # it reads the edges
+    for way in ways_of(kind):
         x = batch.x.clone().requires_grad_()
-        told = ("edge_index",) if way == "edges" else EDGES_AND_FIELDS
-        rows = x.split([each.num_nodes for each in listed])
-        wanted = torch.cat([
-            reference(layer, meant(each, told, arity), own)
-            for each, own in zip(listed, rows, strict=True)
-        ])  # fmt: skip
-        wanted_gradients = gradients(layer, x, [wanted])
-        together = call(layer, x, batch, fields)
-        assert_equal([together, *gradients(layer, x, [together])], [wanted, *wanted_gradients])
-        if way == "edges and fields":
-            alone = [call(layer, own, each, fields) for each, own in zip(listed, rows, strict=True)]
-            assert_equal(alone, wanted.split([each.num_nodes for each in listed]))
+        expected = by_recursion(kind, layer, listed, x, way)
+        got = call(layer, x, batch, way.fields)
+        assert_equal([got], [expected])
+        assert_equal(gradients(layer, x, [got]), gradients(layer, x, [expected]))
+
+
+@pytest.mark.parametrize(("kind", "direction"), DIRECTIONS)
+@few(6)
+@given(data=st.data())
+def test_a_call_of_one_example_is_the_recursion(
+    kind: str, direction: str, data: st.DataObject
+) -> None:
+    layer = layer_of(kind, direction)
+    way = WAYS["edges and fields"]
+    for example in data.draw(examples(arity_of(layer), only_trees=direction == "top_down")):
+        expected = by_recursion(kind, layer, [example], example.x, way)
+        got = call(layer, example.x, example, way.fields)
+        assert_equal([got], [expected])
 
 
 @few(10)
@@ -221,7 +267,7 @@ def test_a_model_of_features_reads_the_rows_that_its_layer_reads(
 @pytest.mark.parametrize("mask", [[1.0, 0.0, 1.0], [0, 2, 1], [0, -1, 1]])
 @pytest.mark.parametrize("kind", ["nary-2", "TopologicalConv", "DAGNN"])
 def test_other_numbers_are_no_mask(kind: str, mask: list[float]) -> None:
-    layer = KINDS[kind][0](direction="bottom_up").double()
+    layer = layer_of(kind, "bottom_up")
     edges, x = torch.tensor([[0, 1], [2, 2]]), recursion.features(3)
     batch = Collater(arity=arity_of(layer))([Data(edge_index=edges, num_nodes=3)])
     batch.has_input = torch.tensor(mask)
@@ -232,7 +278,7 @@ def test_other_numbers_are_no_mask(kind: str, mask: list[float]) -> None:
 
 @pytest.mark.parametrize("kind", ["nary-2", "TopologicalConv", "DAGNN"])
 def test_a_schedule_of_other_inputs_is_refused(kind: str) -> None:
-    layer = KINDS[kind][0](direction="bottom_up").double()
+    layer = layer_of(kind, "bottom_up")
     edges, x = torch.tensor([[0, 1], [2, 2]]), recursion.features(3)
     some = torch.tensor([True, False, True])
     example = Data(edge_index=edges, num_nodes=3, has_input=some)
