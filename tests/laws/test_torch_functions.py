@@ -3,8 +3,9 @@
 The calls are those with which torch tests its own functions.
 """
 
+from functools import partial
 from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -79,18 +80,53 @@ def calls_of(function: Any) -> list[tuple[list[Any], Any]]:
     return [tree_flatten(((each.input, *each.args), each.kwargs)) for each in samples]
 
 
-def plain_results(function: Any, leaves: list[Any], structure: Any) -> Any:
-    """Return examples and what the plain loop makes of them; None if it fails or draws."""
-    given = examples(leaves)
+class Plain(NamedTuple):
+    """Examples of a call, and what the plain loop makes of them."""
+
+    examples: list[list[Any]]
+    rows: list[Tensor]
+    results: Any
+    gradients: Any
+
+
+def plain_loop(function: Any, leaves: list[Any], structure: Any) -> Plain | None:
+    """Run examples of a call one by one; None if that fails or draws random numbers."""
+    batch = examples(leaves)
+    rows = [leaf for leaf in tensors(batch) if leaf.requires_grad]
     model = autobatch(Function(function.op, structure))
     try:
-        results = [model(given, batch=False) for _ in range(2)]
-        torch.testing.assert_close(*map(tensors, results), equal_nan=True)
-        rows = [leaf for leaf in tensors(given) if leaf.requires_grad]
-        expected = gradients(results[0], rows)
+        results = model(batch, batch=False)
+        again = model(batch, batch=False)
+        torch.testing.assert_close(tensors(results), tensors(again), equal_nan=True)
+        return Plain(batch, rows, results, gradients(results, rows))
     except Exception:  # of many classes; the plain loop has no result to compare with
         return None
-    return given, rows, results[0], expected
+
+
+def is_refusal(error: Exception) -> bool:
+    text = str(error)
+    return isinstance(error, NotImplementedError) or "Lazy" in text or "autobatch" in text
+
+
+def is_compared(function: Any, leaves: list[Any], structure: Any) -> bool:
+    """Compare a call with the plain loop; return whether both give a result."""
+    rows = tensors(leaves)
+    if not rows or any(row.layout != torch.strided for row in rows):
+        return False
+    torch.manual_seed(0)
+    plain = plain_loop(function, leaves, structure)
+    if plain is None:
+        return False
+    try:
+        batched = autobatch(Function(function.op, structure))(plain.examples)
+    except Exception as error:
+        assert is_refusal(error), function.name
+        return False
+    call = f"{function.name} of {[getattr(leaf, 'shape', leaf) for leaf in leaves]}"
+    close = partial(torch.testing.assert_close, rtol=1e-6, atol=1e-6, equal_nan=True, msg=call)
+    close(tensors(batched), tensors(plain.results))
+    close(gradients(batched, plain.rows), plain.gradients)
+    return True
 
 
 @pytest.mark.parametrize("part", range(8))
@@ -98,22 +134,5 @@ def test_batched_functions_equal_single_calls(part: int) -> None:
     compared = 0
     for function in functions()[part::8]:
         for leaves, structure in calls_of(function):
-            if not tensors(leaves) or any(x.layout != torch.strided for x in tensors(leaves)):
-                continue
-            torch.manual_seed(0)
-            plain = plain_results(function, leaves, structure)
-            if plain is None:
-                continue
-            given, rows, expected, expected_gradients = plain
-            try:
-                result = autobatch(Function(function.op, structure))(given)
-            except Exception as error:
-                known = isinstance(error, NotImplementedError), "Lazy" in str(error)
-                assert any(known) or "autobatch" in str(error), function.name
-                continue
-            where = f"{function.name} of {[getattr(x, 'shape', x) for x in leaves]}"
-            close: Any = {"rtol": 1e-6, "atol": 1e-6, "equal_nan": True, "msg": where}
-            torch.testing.assert_close(tensors(result), tensors(expected), **close)
-            torch.testing.assert_close(gradients(result, rows), expected_gradients, **close)
-            compared += 1
+            compared += is_compared(function, leaves, structure)
     assert compared > 300
