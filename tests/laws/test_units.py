@@ -3,7 +3,7 @@
 import math
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -21,26 +21,37 @@ from tests.molecules.molecules import EVEN, SMALL, SMILES, property_task
 from tests.strategies import few
 from tests.training.helpers import bare_trainer
 
-UNITS = [(1e-9, 0.0), (1e9, 0.0), (1.0, 1e6), (1e-9, 1e6), (1e9, -1e6)]
-"""Pairs: factor, and what is added before, where the deviation of the targets is about 1."""
-unit = st.sampled_from(UNITS)
+
+class Unit(NamedTuple):
+    """A factor, and what is added before, where the deviation of the targets is about 1."""
+
+    factor: float
+    shift: float
+
+    def convert(self, values: Any) -> Any:
+        return (values + self.shift) * self.factor
+
+    def convert_back(self, values: Any) -> Any:
+        return values / self.factor - self.shift
 
 
-def converted(values: Any, factor: float, shift: float) -> Any:
-    return (values + shift) * factor
+NO_UNIT = Unit(1.0, 0.0)
+UNITS = st.sampled_from(
+    [Unit(1e-9, 0.0), Unit(1e9, 0.0), Unit(1.0, 1e6), Unit(1e-9, 1e6), Unit(1e9, -1e6)]
+)
 
 
-def close(found: Any, expected: Any) -> None:
-    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
+def close(got: Any, expected: Any, name: str = "") -> None:
+    np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-4, err_msg=name)
 
 
-def assert_in_unit(name: str, found: Any, expected: Any, factor: float, shift: float) -> None:
-    """Compare a column by its name, which says whether it has the unit, and its zero."""
+def without_unit(name: str, values: Any, unit: Unit) -> Any:
+    """Convert a column back by its name, which says whether it has the unit, and its zero."""
     if name.startswith(("prediction", "target")):
-        found = np.asarray(found) / factor - shift
-    elif name.startswith(("rmse", "mae", "deviation")):
-        found = np.asarray(found) / factor
-    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4, err_msg=name)
+        return unit.convert_back(np.asarray(values))
+    if name.startswith(("rmse", "mae", "deviation")):
+        return np.asarray(values) / unit.factor
+    return values
 
 
 def drawn(seed: int, count: int = 40) -> tuple[torch.Tensor, torch.Tensor]:
@@ -52,37 +63,40 @@ def drawn(seed: int, count: int = 40) -> tuple[torch.Tensor, torch.Tensor]:
     return guess, target
 
 
-@few(20)
-@given(unit=unit, seed=st.integers(0, 9))
-def test_metrics_of_a_model_have_the_unit_of_its_targets(
-    unit: tuple[float, float], seed: int
-) -> None:
-    tables = []
-    for factor, shift in ((1.0, 0.0), unit):
-        model = MoleculeModel(MoleculeSchema(("y_1", "y_2")), **SMALL)
-        guess, target = (converted(each, factor, shift).numpy() for each in drawn(seed))
-        model.start_from(SimpleNamespace(targets=target))
-        columns = {f"prediction_y_{n}": guess[:, n - 1] for n in (1, 2)}
-        columns |= {f"target_y_{n}": target[:, n - 1] for n in (1, 2)}
-        tables.append(model.metrics(columns))
-    expected, found = tables
-    assert len(found) == len(expected) == 7
-    for name, value in found.items():
-        assert_in_unit(name, value, expected[name], *unit)
+def metrics_in(unit: Unit, seed: int) -> dict[str, float]:
+    guess, target = (unit.convert(rows).numpy() for rows in drawn(seed))
+    model = MoleculeModel(MoleculeSchema(("y_1", "y_2")), **SMALL)
+    model.start_from(SimpleNamespace(targets=target))
+    columns = {
+        "prediction_y_1": guess[:, 0],
+        "prediction_y_2": guess[:, 1],
+        "target_y_1": target[:, 0],
+        "target_y_2": target[:, 1],
+    }
+    return model.metrics(columns)
 
 
 @few(20)
-@given(unit=unit, seed=st.integers(0, 9))
-def test_scaled_targets_have_no_unit(unit: tuple[float, float], seed: int) -> None:
+@given(unit=UNITS, seed=st.integers(0, 9))
+def test_metrics_of_a_model_have_the_unit_of_its_targets(unit: Unit, seed: int) -> None:
+    expected = metrics_in(NO_UNIT, seed)
+    got = metrics_in(unit, seed)
+    assert len(got) == len(expected) == 7
+    for name, value in got.items():
+        close(without_unit(name, value, unit), expected[name], name)
+
+
+@few(20)
+@given(unit=UNITS, seed=st.integers(0, 9))
+def test_scaled_targets_have_no_unit(unit: Unit, seed: int) -> None:
     guess, target = drawn(seed)
-    factor, shift = unit
     plain = TargetScale(2)
     plain.fit(target, ("y_1", "y_2"))
     scale = TargetScale(2).half()  # which leaves its numbers in double precision
-    scale.fit(converted(target, factor, shift), ("y_1", "y_2"))
-    scaled = scale.scaled(converted(guess, factor, shift))
+    scale.fit(unit.convert(target), ("y_1", "y_2"))
+    scaled = scale.scaled(unit.convert(guess))
     close(scaled, plain.scaled(guess))
-    close(scale.restored(scaled.float()) / factor - shift, guess)
+    close(unit.convert_back(scale.restored(scaled.float())), guess)
 
 
 def test_a_constant_alone_is_not_scaled() -> None:
@@ -116,51 +130,61 @@ def test_a_table_gives_all_digits_back(
     with np.errstate(over="ignore"):
         column = np.array(values, np.float32 if single else np.float64)
     path = tmp_path_factory.getbasetemp() / "table.csv"
-    faults = np.full(len(column), "", object)
-    table = {"example": np.arange(len(column)), "one": column, "two": column[:, None]}
-    table["fault"] = faults
+    table = {
+        "example": np.arange(len(column)),
+        "one": column,
+        "two": column[:, None],
+        "fault": np.full(len(column), "", object),
+    }
     assert write_table(path, [table]) == (len(column), 0)
     rows = rows_of(path)
     for name in ("one", "two_0"):
         assert np.array_equal(np.array([row[name] for row in rows], column.dtype), column)
 
 
-def molecule_file(folder: Path, factor: float, shift: float) -> Path:
+def molecule_file(folder: Path, unit: Unit) -> Path:
     """Write molecules with two targets in a unit."""
     generator = np.random.default_rng(0)
     lines = ["smiles,y_1,y_2"]
     for number, text in enumerate(SMILES):
         values = np.array([len(text) / 4 + generator.normal(), number % 7])
-        lines.append(",".join([text, *map(repr, converted(values, factor, shift).tolist())]))
+        cells = [repr(value) for value in unit.convert(values).tolist()]
+        lines.append(",".join([text, *cells]))
     path = folder / "regression.csv"
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
     return path
 
 
-def run_in(folder: Path, unit: tuple[float, float]) -> dict[str, Any]:
+def numbers_of_a_run(folder: Path, unit: Unit) -> dict[str, Any]:
     """Return all numbers of a run of training, test and prediction by two models."""
-    path = str(molecule_file(folder, *unit))
-    options = {"split": SplitOptions(fractions=EVEN), "batch_size": 8}
+    path = str(molecule_file(folder, unit))
+    split = SplitOptions(fractions=EVEN)
     models = []
-    found: dict[str, Any] = {}
+    numbers: dict[str, Any] = {}
     for seed in (1, 2):
         torch.manual_seed(seed)
-        data = MoleculeFileData(path, ["y_1", "y_2"], "regression", **options)
+        data = MoleculeFileData(path, ["y_1", "y_2"], "regression", split=split, batch_size=8)
         task = property_task(data, dropout=0.2)
         run = bare_trainer(folder, max_epochs=3)
         run.fit(task, datamodule=data)
-        found |= {f"{name}_{seed}": value for name, value in run.callback_metrics.items()}
+        for name, value in run.callback_metrics.items():
+            numbers[f"{name}_{seed}"] = value
         (tested,) = run.test(task, datamodule=data, verbose=False)
-        found |= {f"{name}_{seed}": value for name, value in tested.items()}
+        for name, value in tested.items():
+            numbers[f"{name}_{seed}"] = value
         models.append(task.model)
-    table = predict(models, path)
-    return found | {name: column for name, column in table.items() if column.dtype != object}
+    for name, column in predict(models, path).items():
+        if column.dtype != object:
+            numbers[name] = column
+    return numbers
 
 
-@pytest.mark.parametrize("unit", [(1e-9, 0.0), (1e9, -1e6)])
-def test_a_run_in_another_unit_is_the_same_run(tmp_path: Path, unit: tuple[float, float]) -> None:
-    expected = run_in(tmp_path, (1.0, 0.0))
-    found = run_in(tmp_path, unit)
-    assert found.keys() == expected.keys() and "deviation_y_1" in found
-    for name, value in found.items():
-        assert_in_unit(name.rpartition("/")[2], value, expected[name], *unit)
+@pytest.mark.parametrize("unit", [Unit(1e-9, 0.0), Unit(1e9, -1e6)], ids=str)
+def test_a_run_in_another_unit_is_the_same_run(tmp_path: Path, unit: Unit) -> None:
+    expected = numbers_of_a_run(tmp_path, NO_UNIT)
+    got = numbers_of_a_run(tmp_path, unit)
+    assert got.keys() == expected.keys()
+    assert "deviation_y_1" in got
+    for name, value in got.items():
+        _, _, metric = name.rpartition("/")
+        close(without_unit(metric, value, unit), expected[name], name)
