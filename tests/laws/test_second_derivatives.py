@@ -40,10 +40,9 @@ def of_layer(layer: nn.Module, *given: Any, width: int = 3) -> Case:
     names = list(dict(layer.named_parameters()))
 
     def call(x: Tensor, *weights: Tensor) -> Tensor:
-        found = torch.func.functional_call(
-            layer, dict(zip(names, weights, strict=True)), (x, *given)
-        )
-        return found[0] if isinstance(found, tuple) else found
+        by_name = dict(zip(names, weights, strict=True))
+        result = torch.func.functional_call(layer, by_name, (x, *given))
+        return result[0] if isinstance(result, tuple) else result
 
     return call, [*rows((4, width)), *layer.parameters()]
 
@@ -121,19 +120,23 @@ def below(kind: type) -> Iterator[type]:
         yield from below(each)
 
 
-def test_every_derivative_written_by_hand_has_a_case() -> None:
-    modules = set[str]()
+def modules_with_functions() -> set[str]:
+    """Name the modules whose text says that they define functions of autograd."""
+    names = set[str]()
     for path in (SOURCE / "pyg_dynbatch").rglob("*.py"):
-        if "autograd" in (text := path.read_text("utf-8")) and "Function" in text:
-            modules.add(".".join(path.relative_to(SOURCE).with_suffix("").parts))
+        text = path.read_text("utf-8")
+        if "autograd" in text and "Function" in text:
+            names.add(".".join(path.relative_to(SOURCE).with_suffix("").parts))
+    return names
+
+
+def test_every_derivative_written_by_hand_has_a_case() -> None:
+    modules = modules_with_functions()
     for name in modules:
         importlib.import_module(name)
-    found = {
-        f"{each.__module__}.{each.__qualname__}"
-        for each in below(Function)
-        if each.__module__ in modules
-    }
-    assert {name.removeprefix("pyg_dynbatch.") for name in found} == set(CASES)
+    ours = [kind for kind in below(Function) if kind.__module__ in modules]
+    names = {f"{kind.__module__}.{kind.__qualname__}" for kind in ours}
+    assert {name.removeprefix("pyg_dynbatch.") for name in names} == set(CASES)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -143,28 +146,32 @@ def _one_rank() -> Iterator[None]:
     distributed.destroy_process_group()
 
 
-@pytest.mark.filterwarnings("ignore:Using backward")
-@pytest.mark.parametrize("name", CASES)
-def test_second_derivatives_are_right_or_refused(name: str) -> None:
-    call, given = CASES[name]()
+def loss_of(call: Call, *tensors: Tensor) -> Tensor:
+    """Weigh a result; of a constant gradient autograd alone would not see what is missing."""
+    result = call(*tensors)
+    weights = torch.linspace(1, 2, result.numel()).double()
+    return (result * weights.view_as(result)).sum()
 
-    def loss(*tensors: Tensor) -> Tensor:
-        # The gradient of a result is constant: then autograd alone would not see what is missing.
-        found = call(*tensors)
-        return (found * torch.linspace(1, 2, found.numel()).double().view_as(found)).sum()
+
+@pytest.mark.parametrize("name", [name for name in CASES if name not in REFUSED])
+def test_second_derivatives_are_right(name: str) -> None:
+    call, tensors = CASES[name]()
 
     def first(*tensors: Tensor) -> tuple[Tensor, ...]:
-        return grad(loss(*tensors), tensors, create_graph=True)
+        return grad(loss_of(call, *tensors), tensors, create_graph=True)
 
-    ways: list[Callable[[], Any]] = [
-        lambda: loss(*given).backward(create_graph=True),
-        *(lambda part=part: grad(loss(*given), part, create_graph=True) for part in given),
-    ]
-    if name not in REFUSED:
-        assert gradgradcheck(call, given) and gradcheck(first, given)
-        return
-    wanted = rf"{REFUSED[name]}: second derivatives are not available\.\n  expected: backward"
-    for way in ways:
-        with pytest.raises(RuntimeError, match=wanted):
-            way()
-    loss(*given).backward(retain_graph=True)  # alone, first derivatives are there
+    assert gradgradcheck(call, tensors)
+    assert gradcheck(first, tensors)
+
+
+@pytest.mark.filterwarnings("ignore:Using backward")
+@pytest.mark.parametrize("name", REFUSED)
+def test_second_derivatives_are_refused(name: str) -> None:
+    call, tensors = CASES[name]()
+    message = rf"{REFUSED[name]}: second derivatives are not available\.\n  expected: backward"
+    with pytest.raises(RuntimeError, match=message):
+        loss_of(call, *tensors).backward(create_graph=True)
+    for tensor in tensors:
+        with pytest.raises(RuntimeError, match=message):
+            grad(loss_of(call, *tensors), tensor, create_graph=True)
+    loss_of(call, *tensors).backward(retain_graph=True)  # alone, first derivatives are there
