@@ -32,13 +32,13 @@ def write(file: Path, suffix: str, text: str, end: str = "\n", mark: str = "") -
     return path
 
 
-def read(path: Path, *targets: str, **options) -> list[RawMolecule] | None:
-    """Read all records; None for a file without any."""
+def read(path: Path, **options) -> list[RawMolecule]:
+    """Read all records, of which there may be none."""
     try:
-        return list(read_molecules(path, target_columns=targets, **options))
+        return list(read_molecules(path, **options))
     except ValueError as error:
         if "contains no molecules" in str(error) or "the file is empty" in str(error):
-            return None
+            return []
         raise
 
 
@@ -67,7 +67,7 @@ def test_records_of_tables_are_those_of_csv(
         writer.writerow(cells)
         written.write("\n" * empty)
     path = write(file, suffix, written.getvalue(), end, mark)
-    records = read(path, table=TableOptions(sep=sep)) or []
+    records = read(path, table=TableOptions(sep=sep))
     assert [[*raw.source[1]] for raw in records] == table
     assert [raw.row for raw in records] == [*range(len(table))]
     assert [raw.smiles for raw in records] == [cells[0].strip() for cells in table]
@@ -79,16 +79,16 @@ def test_records_of_tables_are_those_of_csv(
 def test_any_table_has_the_records_of_csv_or_is_refused(file: Path, text: str, header: str) -> None:
     text = f"{header}\n{text}"
     path = write(file, ".csv", text)
-    text = text.replace("\r\n", "\n").replace("\r", "\n")
-    *found, last = csv.reader(io.StringIO(f"{text}\nlast", newline="\n"))
-    expected = [cells for cells in found if cells][1:]
+    with_one_end = text.replace("\r\n", "\n").replace("\r", "\n")
+    *rows, last = csv.reader(io.StringIO(f"{with_one_end}\nlast", newline="\n"))
+    _, *expected = [cells for cells in rows if cells]
     is_open = last != ["last"]  # within a quoted cell
     columns = header.count(",") + 1
     if is_open or any(len(cells) != columns for cells in expected):
         with pytest.raises(ValueError, match=r"number of cells|never closed"):
             read(path)
     else:
-        assert [[*raw.source[1]] for raw in read(path) or []] == expected
+        assert [[*raw.source[1]] for raw in read(path)] == expected
 
 
 def block(smiles: str, name: str) -> str:
@@ -97,10 +97,11 @@ def block(smiles: str, name: str) -> str:
     return Chem.MolToMolBlock(mol)
 
 
-VALUES = st.lists(st.text(alphabet="a<>$ 1é", min_size=1, max_size=6), max_size=2).map("\n".join)
-VALUES = st.one_of(st.sampled_from(["$$$$", "> <y>", ">5 <100", "M  END"]), VALUES)
+LINES_OF_VALUES = st.lists(st.text(alphabet="a<>$ 1é", min_size=1, max_size=6), max_size=2)
+VALUES = st.one_of(
+    st.sampled_from(["$$$$", "> <y>", ">5 <100", "M  END"]), LINES_OF_VALUES.map("\n".join)
+)
 FIELDS = st.lists(st.tuples(st.sampled_from(["y", "_id", "a b", "IC50 (>10)"]), VALUES), max_size=3)
-
 
 MOLECULES = st.tuples(st.sampled_from(["CO", "N", "c1ccccc1", "[Na+].[Cl-]"]), FIELDS)
 
@@ -115,23 +116,26 @@ MOLECULES = st.tuples(st.sampled_from(["CO", "N", "c1ccccc1", "[Na+].[Cl-]"]), F
 def test_records_of_sdf_files_are_those_of_rdkit(
     file: Path, molecules, suffix, last, end, mark
 ) -> None:
-    texts = [
-        block(smiles, f"é{row}") + "".join(f">  <{name}>  \n{value}\n\n" for name, value in fields)
-        for row, (smiles, fields) in enumerate(molecules)
-    ]
-    path = write(file, suffix, "$$$$\n".join(texts) + last, end, mark)
-    records = read(path) or []
-    assert [(raw.row, raw.name, raw.fault) for raw in records] == [
-        (row, f"é{row}", "") for row in range(len(molecules))
-    ]
-    found = [raw.text() for raw in records]
-    assert found == [Chem.CanonSmiles(smiles) for smiles, _ in molecules]
+    texts = []
+    for row, (smiles, fields) in enumerate(molecules):
+        data = [f">  <{name}>  \n{value}\n\n" for name, value in fields]
+        texts.append("".join([block(smiles, f"é{row}"), *data]))
+    text = "$$$$\n".join(texts)
+    path = write(file, suffix, text + last, end, mark)
+    records = read(path)
+    assert [raw.row for raw in records] == [*range(len(molecules))]
+    assert [raw.name for raw in records] == [f"é{row}" for row in range(len(molecules))]
+    assert not any(raw.fault for raw in records)
+    canonical = [Chem.CanonSmiles(smiles) for smiles, _ in molecules]
+    assert [raw.text() for raw in records] == canonical
     # The last of two values counts, as in RDKit.
     assert [raw.extra for raw in records] == [dict(fields) for _, fields in molecules]
-    for raw, mol in zip(records, by_rdkit("$$$$\n".join(texts)), strict=True):
+    for raw, mol in zip(records, by_rdkit(text), strict=True):
         assert {name: mol.GetProp(name) for name in raw.extra} == raw.extra
-    starts = [sum(text.count("\n") + 1 for text in texts[:row]) + 1 for row in range(len(texts))]
-    assert [int(raw.where.rpartition(":")[2]) for raw in records] == starts
+    start = 1
+    for raw, own in zip(records, texts, strict=True):
+        assert raw.where == f"{path}:{start}"
+        start += own.count("\n") + 1
 
 
 def by_rdkit(text: str) -> list[Chem.Mol | None]:
@@ -153,13 +157,11 @@ def test_any_sdf_file_has_the_records_of_rdkit(
     file: Path, pieces, end: str, is_ended: bool
 ) -> None:
     text = "".join(pieces)
-    text = text if is_ended else text.removesuffix("\n")
+    if not is_ended:
+        text = text.removesuffix("\n")
     path = write(file, ".sdf", text, end)
-    expected = by_rdkit(text)
-    tail = text.rpartition("$$$$")[2].partition("\n")[2] if "$$$$" in text else text
-    if not tail.strip() and len(expected) > len(by_rdkit(text.removesuffix(tail))):
-        expected.pop()  # blank lines at the end are no record
-    records = read(path) or []
+    records = read(path)
+    expected = without_blank_record(by_rdkit(text), text)
     assert len(records) == len(expected)
     for raw, mol in zip(records, expected, strict=True):
         if not raw.fault:
@@ -168,6 +170,14 @@ def test_any_sdf_file_has_the_records_of_rdkit(
             assert (own is None) == (mol is None)
             assert mol is None or Chem.MolToSmiles(own) == Chem.MolToSmiles(mol)
             assert raw.block is not None and "\n$$$$" not in raw.block
+
+
+def without_blank_record(mols: list[Chem.Mol | None], text: str) -> list[Chem.Mol | None]:
+    """Leave out what RDKit makes of blank lines at the end, which are no record."""
+    tail = text.rpartition("$$$$")[2].partition("\n")[2] if "$$$$" in text else text
+    if tail.strip() or len(mols) <= len(by_rdkit(text.removesuffix(tail))):
+        return mols
+    return mols[:-1]
 
 
 BLANKS = st.sampled_from([" ", "\t", "  ", " \t"])
@@ -191,14 +201,15 @@ def test_records_of_smiles_files_are_their_lines(
             extension, blank = "", "\t"
         if smiles or name:
             number = text.count("\n") + 1
-            expected.append((number, smiles + " ".join(["", *extension.split()]), name or None))
+            parts = [smiles, *extension.split()]
+            expected.append((number, " ".join(parts), name or None))
         text += f" {smiles}{extension}{blank}{name}\n{between}"
-    records = read(write(file, suffix, text, end, mark)) or []
-    path = file.with_suffix(suffix)
+    path = write(file, suffix, text, end, mark)
+    records = read(path)
+    assert [raw.row for raw in records] == [*range(len(expected))]
     assert [(raw.where, raw.smiles, raw.name) for raw in records] == [
         (f"{path}:{number}", smiles, name) for number, smiles, name in expected
     ]
-    assert [raw.row for raw in records] == [*range(len(expected))]
 
 
 @given(st.text(alphabet="Cs#| \t\n\r", max_size=30), ENDS)
@@ -207,7 +218,7 @@ def test_any_smiles_file_has_a_record_per_line(file: Path, text: str, end: str) 
     path = write(file, ".smi", text, end)
     lines = [line.lstrip(" ") for line in re.split(r"[\r\n]", text)]
     lines = [line for line in lines if line.strip() and not line.startswith("#")]
-    records = read(path) or []
+    records = read(path)
     assert len(records) == len(lines)
     for raw, line in zip(records, lines, strict=True):
         # Nothing of a line is lost, and a molecule is what comes before the first blank.
@@ -250,7 +261,7 @@ NO_END = {
 @pytest.mark.parametrize("data", NO_END.values(), ids=NO_END)
 def test_a_record_without_an_end_is_bad(file: Path, data: str) -> None:
     text = block("CO", "first") + data + block("N", "second") + "> <z>\n2\n\n$$$$\n"
-    (record,) = read(write(file, ".sdf", text)) or []
+    (record,) = read(write(file, ".sdf", text))
     assert len(by_rdkit(text)) == 1
     line = block("CO", "").count("\n") + data.count("\n")
     assert f"no end of the record at $$$$ in line {line}" in record.fault
