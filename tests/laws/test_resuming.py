@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import lightning.pytorch as pl
 import pytest
@@ -54,11 +54,11 @@ class OwnModel(pl.LightningModule):
         return torch.optim.Adam(self.parameters(), 0.01)
 
 
-def own(folder: Path, **options: Any) -> tuple[Any, Any]:
+def own(folder: Path, **options: Any) -> tuple[pl.LightningModule, pl.LightningDataModule]:
     return OwnModel(), DatasetData(NoisyTrees(), NoisyTrees(), **options)
 
 
-def trees(folder: Path, **options: Any) -> tuple[Any, Any]:
+def trees(folder: Path, **options: Any) -> tuple[pl.LightningModule, pl.LightningDataModule]:
     data = listops(folder / "data", **options)
     adagrad = partial(torch.optim.Adagrad, lr=0.05)
     dropout = {"output_dropout": 0.3, "recurrent_dropout": 0.3, "embedding_dropout": 0.2}
@@ -68,37 +68,50 @@ def trees(folder: Path, **options: Any) -> tuple[Any, Any]:
 KINDS: dict[str, Callable[..., tuple[Any, Any]]] = {"trees": trees, "own": own}
 
 
+class Run(NamedTuple):
+    """The weights at the end of a run, and the folder of a checkpoint per epoch."""
+
+    weights: dict[str, Tensor]
+    checkpoints: Path
+
+
+def weights_in(checkpoint: Path) -> dict[str, Tensor]:
+    return torch.load(checkpoint, weights_only=True)["state_dict"]
+
+
 def run(
     folder: Path,
     kind: str,
+    loading: dict[str, Any],
     resume: Path | None = None,
     ranks: int = 1,
-    loading: dict[str, Any] | None = None,
-    **workers: Any,
-) -> tuple[dict[str, Tensor], Path]:
-    """Train three epochs; return the weights, and the folder of a checkpoint per epoch."""
+    workers: dict[str, Any] | None = None,
+) -> Run:
+    """Train three epochs, from the start or from a checkpoint."""
     pl.seed_everything(4, verbose=False)
-    here = folder / ("resumed" if resume else "whole")
-    module, data = KINDS[kind](folder, **(loading or {}), num_workers=2 if workers else 0)
+    checkpoints = folder / ("resumed" if resume else "whole")
+    module, data = KINDS[kind](folder, **loading, num_workers=2 if workers else 0)
     if workers:
         options = data._loader_options
         data._loader_options = lambda: {**options(), **workers}
-    keep = ModelCheckpoint(here, "{epoch}", save_top_k=-1)
+    keep = ModelCheckpoint(checkpoints, "{epoch}", save_top_k=-1)
     trainer = bare_trainer(
         folder, ranks, max_epochs=3, callbacks=[RandomState(), keep], enable_checkpointing=True
     )
     trainer.fit(module, datamodule=data, ckpt_path=resume)
     if ranks > 1:  # the weights of the forked ranks
-        return torch.load(here / "epoch=2.ckpt", weights_only=True)["state_dict"], here
-    return module.state_dict(), here
+        return Run(weights_in(checkpoints / "epoch=2.ckpt"), checkpoints)
+    return Run(module.state_dict(), checkpoints)
 
 
-def check(folder: Path, kind: str, epoch: int, **options: Any) -> None:
-    whole, checkpoints = run(folder, kind, **options)
-    resumed, _ = run(folder, kind, checkpoints / f"epoch={epoch}.ckpt", **options)
-    assert_equal_weights(resumed, whole)
-    first = torch.load(checkpoints / f"epoch={epoch}.ckpt", weights_only=True)["state_dict"]
-    assert any(not torch.equal(weight, first[name]) for name, weight in whole.items())
+def check(folder: Path, kind: str, epoch: int, loading: dict[str, Any], **options: Any) -> None:
+    """Compare a run with one that is resumed after an epoch."""
+    whole = run(folder, kind, loading, **options)
+    checkpoint = whole.checkpoints / f"epoch={epoch}.ckpt"
+    resumed = run(folder, kind, loading, checkpoint, **options)
+    assert_equal_weights(resumed.weights, whole.weights)
+    before = weights_in(checkpoint)
+    assert any(not torch.equal(weight, before[name]) for name, weight in whole.weights.items())
 
 
 @pytest.mark.parametrize("loading", [{"batch_size": 4}, {"max_size": 60}], ids=str)
@@ -106,7 +119,7 @@ def check(folder: Path, kind: str, epoch: int, **options: Any) -> None:
 def test_a_resumed_run_equals_one_that_never_stopped(
     kind: str, loading: dict[str, Any], tmp_path: Path
 ) -> None:
-    check(tmp_path, kind, 0, loading=loading)
+    check(tmp_path, kind, 0, loading)
 
 
 # Persistent workers go on drawing from epoch to epoch, so none draw the inputs of "own" here.
@@ -124,7 +137,7 @@ def test_a_resumed_run_with_workers_equals_one_that_never_stopped(
     kind: str, start: str, persistent: bool, tmp_path: Path
 ) -> None:
     workers = {"multiprocessing_context": start, "persistent_workers": persistent}
-    check(tmp_path, kind, 1, loading={"batch_size": 8}, **workers)
+    check(tmp_path, kind, 1, {"batch_size": 8}, workers=workers)
 
 
 @pytest.mark.long
@@ -132,7 +145,7 @@ def test_a_resumed_run_with_workers_equals_one_that_never_stopped(
 def test_a_resumed_run_on_two_ranks_equals_one_that_never_stopped(
     loading: dict[str, Any], tmp_path: Path
 ) -> None:
-    check(tmp_path, "trees", 1, ranks=2, loading=loading)
+    check(tmp_path, "trees", 1, loading, ranks=2)
 
 
 @pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.long)])
@@ -141,9 +154,9 @@ def test_the_order_is_that_of_the_run_that_is_resumed(
     loading: dict[str, Any], ranks: int, tmp_path: Path, monkeypatch: Any
 ) -> None:
     """Whatever the seed of the process that resumes it is."""
-    whole, checkpoints = run(tmp_path, "trees", ranks=ranks, loading=loading)
+    whole = run(tmp_path, "trees", loading, ranks=ranks)
     seed = pl.seed_everything
     monkeypatch.setattr(pl, "seed_everything", lambda *_, **options: seed(99, **options))
-    checkpoint = checkpoints / "epoch=0.ckpt"
-    resumed, _ = run(tmp_path, "trees", checkpoint, ranks, loading)
-    assert_equal_weights(resumed, whole)
+    checkpoint = whole.checkpoints / "epoch=0.ckpt"
+    resumed = run(tmp_path, "trees", loading, checkpoint, ranks)
+    assert_equal_weights(resumed.weights, whole.weights)
