@@ -71,7 +71,7 @@ class Count(MoleculeDescriptors):
 
 
 class Case(NamedTuple):
-    """A data module, and the file that it reads."""
+    """How a data module is made, and the file that it reads."""
 
     data: Callable[[], MoleculeDataModule]
     file: str = "a.csv"
@@ -177,31 +177,44 @@ def _files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_sdf("a.sdf")
 
 
+def predicted(table: Any) -> dict[str, np.ndarray]:
+    """Return the columns of a table that a model computes."""
+    columns = {
+        name: values
+        for name, values in table.items()
+        if name.startswith(("prediction", "probability"))
+    }
+    assert columns
+    return columns
+
+
+def check_rows(table: Any, expected: dict[str, np.ndarray], rows: list[int]) -> None:
+    for name, values in expected.items():
+        np.testing.assert_allclose(table[name][rows], values, rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.filterwarnings("ignore:.*(records are not molecules|num_workers)")
 @pytest.mark.parametrize("name", marked(CASES))
 def test_a_raw_file_is_predicted_as_in_training(name: str, tmp_path: Path) -> None:
-    case = CASES[name]
-    data = case.data()
+    make, file = CASES[name]
+    data = make()
     task = property_task(data)
     bare_trainer(tmp_path, limit_val_batches=0).fit(task, datamodule=data)
     task.model.save("a.ckpt")
-    expected = predict(task.model, data.molecules)
-    rows = [molecule.row for molecule in data.molecules]
-    is_bad = np.isin(np.arange(len(SMILES)), [error.row for error in data.molecules.errors])
-    assert is_bad[BAD].all()
-
     model = load("a.ckpt")
-    table = predict(model, case.file, batch_size=5)
-    assert (table["fault"] != "").tolist() == is_bad.tolist()
-    for column, values in expected.items():
-        if column.startswith(("prediction", "probability")):
-            np.testing.assert_allclose(table[column][rows], values, rtol=1e-5, atol=1e-6)
-            assert np.isnan(table[column][is_bad]).all()
-    if case.file.endswith("csv"):
-        texts = predict(model, SMILES)
-        for column, values in expected.items():
-            if column.startswith(("prediction", "probability")):
-                np.testing.assert_allclose(texts[column][rows], values, rtol=1e-5, atol=1e-6)
+
+    expected = predicted(predict(task.model, data.molecules))
+    rows = [molecule.row for molecule in data.molecules]
+    bad = [error.row for error in data.molecules.errors]
+    assert set(BAD) <= set(bad)
+
+    table = predict(model, file, batch_size=5)
+    check_rows(table, expected, rows)
+    assert np.flatnonzero(table["fault"] != "").tolist() == sorted(bad)
+    for column in expected:
+        assert np.isnan(table[column][bad]).all()
+    if file.endswith(".csv"):
+        check_rows(predict(model, SMILES), expected, rows)
 
 
 def described(data: MoleculeDataModule) -> list[Any]:

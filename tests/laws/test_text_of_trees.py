@@ -2,8 +2,9 @@
 
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -18,7 +19,7 @@ from pyg_dynbatch.lightning import (
     TreeFileData,
     VectorOptions,
 )
-from pyg_dynbatch.models import TreeClassifier, load, predict
+from pyg_dynbatch.models import TreeClassifier, TreeSchema, load, predict
 from tests.trees.helpers import bracketed
 
 LABELLED = {
@@ -55,7 +56,7 @@ VOCABULARIES = {
 
 
 def files(**options: Any) -> TreeFileData:
-    return TreeFileData(*[f"{split}.txt" for split in ("train", "val", "test")], **options)
+    return TreeFileData("train.txt", "val.txt", "test.txt", **options)
 
 
 def glove(**options: Any) -> VectorOptions:
@@ -87,29 +88,37 @@ def with_target(tree: Any) -> Any:
 def own(vocabulary: Callable[[str], Vocabulary], labels: str) -> DatasetData:
     """A user's data, with any vocabulary, and targets that are not in the text."""
     words = vocabulary(Path("train.txt").read_text())
-    splits = ("train", "val", "test")
-    return DatasetData(
-        *[TreeFile(f"{s}.txt", None, 4, labels, words, transform=with_target) for s in splits]
-    )
+
+    def trees(split: str) -> TreeFile:
+        return TreeFile(f"{split}.txt", None, 4, labels, words, transform=with_target)
+
+    return DatasetData(trees("train"), trees("val"), trees("test"))
 
 
-CASES: dict[str, tuple[Any, Callable[[], DataModule]]] = {
-    "labels at all nodes": (LABELLED, files),
-    "labels at some nodes": (OPTIONAL, lambda: files(labels="optional")),
-    "more classes": (LABELLED, lambda: files(classes=7)),
-    "words share a vector": (LABELLED, lambda: files(vectors=glove(missing="shared_uniform"))),
-    "vectors of cased words": (LABELLED, lambda: files(vectors=glove(lower_case=False))),
-    "treebank": (LABELLED, lambda: sst()),
-    "treebank, words of training": (LABELLED, lambda: sst(vocabulary="train")),
-    "operators": ({}, lambda: listops("operator")),
-    "operators, labels everywhere": ({}, lambda: listops("operator", "all")),
-    "binary parses": ({}, lambda: listops("binary")),
-    **{
-        f"own data, {name}, labels {kind}": (text, lambda v=vocabulary, k=kind: own(v, k))
-        for name, vocabulary in VOCABULARIES.items()
-        for kind, text in (("none", DEPENDENCIES), ("required", LABELLED))
-    },
+class Case(NamedTuple):
+    """The texts of the splits, and how data are made of them."""
+
+    text: dict[str, str]
+    data: Callable[[], DataModule]
+
+
+CASES = {
+    "labels at all nodes": Case(LABELLED, files),
+    "labels at some nodes": Case(OPTIONAL, lambda: files(labels="optional")),
+    "more classes": Case(LABELLED, lambda: files(classes=7)),
+    "words share a vector": Case(LABELLED, lambda: files(vectors=glove(missing="shared_uniform"))),
+    "vectors of cased words": Case(LABELLED, lambda: files(vectors=glove(lower_case=False))),
+    "treebank": Case(LABELLED, sst),
+    "treebank, words of training": Case(LABELLED, lambda: sst(vocabulary="train")),
+    "operators": Case({}, lambda: listops("operator")),
+    "operators, labels everywhere": Case({}, lambda: listops("operator", "all")),
+    "binary parses": Case({}, lambda: listops("binary")),
 }
+for name, vocabulary in VOCABULARIES.items():
+    CASES[f"own data, {name}, labels none"] = Case(DEPENDENCIES, partial(own, vocabulary, "none"))
+    CASES[f"own data, {name}, labels required"] = Case(
+        LABELLED, partial(own, vocabulary, "required")
+    )
 
 
 def loaded(data: DataModule) -> TreeClassifier:
@@ -118,39 +127,46 @@ def loaded(data: DataModule) -> TreeClassifier:
     return load("a.ckpt")
 
 
-@pytest.fixture
-def prepared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], None]:
-    def write(text: dict[str, str]) -> None:
-        monkeypatch.chdir(tmp_path)
-        for split, lines in text.items():
-            Path(f"{split}.txt").write_text(lines, encoding="utf-8")
+def write(texts: dict[str, str]) -> None:
+    for split, lines in texts.items():
+        Path(f"{split}.txt").write_text(lines, encoding="utf-8")
 
-    return write
+
+@pytest.fixture(autouse=True)
+def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_raw_file_is_predicted_as_the_data_set(case: str, prepared: Any) -> None:
-    text, make = CASES[case]
-    prepared(text)
+def test_a_raw_file_is_predicted_as_the_data_set(case: str) -> None:
+    texts, make = CASES[case]
+    write(texts)
     data = make()
     model = loaded(data)
     expected = predict(model, data.dataset("test"), nodes=True)
-    found = predict(model, "test.txt", nodes=True)
-    for name in ("example", "node", "prediction", "probability"):
-        np.testing.assert_array_equal(found[name], expected[name])
+    got = predict(model, "test.txt", nodes=True)
+    for column in ("example", "node", "prediction", "probability"):
+        np.testing.assert_array_equal(got[column], expected[column])
 
 
-def test_trees_without_labels_are_those_with_labels(prepared: Any) -> None:
-    prepared(LABELLED)
-    schema = loaded(files()).schema
+@pytest.fixture
+def schema() -> TreeSchema:
+    """The schema of data with labels, saved and opened."""
+    write(LABELLED)
+    return loaded(files()).schema
 
-    def tokens(tree: Any) -> list[int]:
-        return schema.entry(tree).data.token.tolist()
 
-    labelled = tokens("(3 (2 fun) (1 (0 3) (1 Good)))")
-    for text in ("((fun) ((3) (Good)))", ["fun", ["3", "Good"]]):
-        assert tokens(text) == labelled
-    # An integer is a label unless it is all that a node has.
+def tokens(schema: TreeSchema, tree: Any) -> list[int]:
+    return schema.entry(tree).data.token.tolist()
+
+
+@pytest.mark.parametrize("tree", ["((fun) ((3) (Good)))", ["fun", ["3", "Good"]]], ids=str)
+def test_trees_without_labels_are_those_with_labels(tree: Any, schema: TreeSchema) -> None:
+    labelled = "(3 (2 fun) (1 (0 3) (1 Good)))"
+    assert tokens(schema, tree) == tokens(schema, labelled)
+
+
+def test_an_integer_is_a_label_unless_it_is_all_that_a_node_has(schema: TreeSchema) -> None:
     row = schema.vocabulary.row
-    assert tokens("(3 (2 fun) (3))") == [-1, row("fun"), row("3")]
-    assert tokens("(million (3 (about)) (fun))") == [0, -1, 0, row("fun")]
+    assert tokens(schema, "(3 (2 fun) (3))") == [-1, row("fun"), row("3")]
+    assert tokens(schema, "(million (3 (about)) (fun))") == [0, -1, 0, row("fun")]
