@@ -411,9 +411,10 @@ def test_dtypes_are_those_of_the_plain_loop(name: str, dtype: torch.dtype) -> No
 
 def test_a_recurrent_layer_draws_a_mask_per_example() -> None:
     model: Any = autobatch(model_of(lambda m, x: m.deep(m.layer(x).view(3, 1))[0]))
-    found = model(ROWS[:1] * 20)
-    found.sum().backward()
-    assert len(found.unique(dim=0)) > 1 and model.layer.weight.grad.any()
+    rows_of_equal_examples = model(ROWS[:1] * 20)
+    rows_of_equal_examples.sum().backward()
+    assert len(rows_of_equal_examples.unique(dim=0)) > 1
+    assert model.layer.weight.grad.any()
     torch.testing.assert_close(model.eval()(ROWS), model(ROWS, batch=False))
 
 
