@@ -180,26 +180,15 @@ def merge(
     owner: Int32Array, begin: Int32Array, first_read: Int32Array, read: Int32Array,
     counts: Int64Array, **sizes: int,
 ) -> int:  # fmt: skip
-    """Merge equal calls, and number the others."""
-    begins_of_calls: list[int] = []
-    reads_of_calls: list[list[int]] = []
-    unused: dict[int, int] = {}  # results of calls without arguments that nobody has read
+    """Merge equal calls, and number the others.
+
+    A value is the place in the code where its record begins, plus its place among the results.
+    """
+    kept = _KeptCalls(sites, code, call)
     equal: dict[Any, int] = {}  # where the first of equal constants and calls begins
     fixed: set[int] = set()  # values that depend on constants alone
     constants = [iter(constant[first:].tolist()) for first in first_constant]  # of each site
     merged = 0
-
-    def keep(start: int, reads: list[int]) -> None:
-        for result in range(start, start + len(sites[code[start]].results)):
-            call[result] = len(begins_of_calls)
-            unused.pop(result, None)
-        begins_of_calls.append(start)
-        reads_of_calls.append(reads)
-
-    def keep_unused(values: list[int]) -> None:
-        for each in values:
-            if each in unused:
-                keep(unused[each], [])
 
     for start in begins.tolist():
         record = record_at(sites, code, start)
@@ -220,27 +209,63 @@ def merge(
             signature = cast(Signature, site.signature)
             reads = value[list(chain.from_iterable(record.arguments))].tolist()
             num_reads = tuple(map(len, record.arguments))
-            keep_unused(reads)
-            first = start
+            kept.add_makers_of(reads)
+
+            first_equal = start
             is_mergeable = merge_equal and not signature.random and fixed.issuperset(reads)
             if not signature.inputs or is_mergeable:
-                first = equal.setdefault((signature, num_reads, *reads), start)
+                first_equal = equal.setdefault((signature, num_reads, *reads), start)
                 fixed.update(results.tolist())
-            if first != start:
-                value[results] = results - start + first
+
+            if first_equal != start:
+                value[results] = results - start + first_equal
                 merged += 1
             elif not signature.inputs:
-                unused.update(dict.fromkeys(results.tolist(), start))
+                kept.add_when_read(start, results.tolist())
             else:
-                keep(start, reads)
-    keep_unused(value[outputs].tolist())
+                kept.add(start, reads)
+    kept.add_makers_of(value[outputs].tolist())
 
-    calls = len(begins_of_calls)
-    begin[:calls] = begins_of_calls
-    total = _write_reads(reads_of_calls, first_read, read)
-    ragged = sum(_ragged_reads(sites, code, start) for start in begins_of_calls)
-    counts[:] = calls, total, ragged, merged
+    calls = len(kept.begins)
+    begin[:calls] = kept.begins
+    num_reads_of_calls = _write_reads(kept.reads, first_read, read)
+    num_ragged_reads = sum(_ragged_reads(sites, code, start) for start in kept.begins)
+    counts[:] = calls, num_reads_of_calls, num_ragged_reads, merged
     return calls
+
+
+class _KeptCalls:
+    """Numbers the calls that are not merged, and writes the numbers into ``call``.
+
+    Calls without arguments get theirs when a result is first read, and none if none is.
+    """
+
+    def __init__(self, sites: Sites, code: Int32Array, call: Int32Array) -> None:
+        self.begins: list[int] = []  # of each call: where its record begins
+        self.reads: list[list[int]] = []  # of each call: the values that it reads
+        self._sites = sites
+        self._code = code
+        self._call = call
+        self._unread: dict[int, int] = {}  # where the record of a result begins
+
+    def add(self, start: int, reads: list[int]) -> None:
+        """Number the call of a record."""
+        site = self._sites[self._code[start]]
+        for result in range(start, start + len(site.results)):
+            self._call[result] = len(self.begins)
+            self._unread.pop(result, None)
+        self.begins.append(start)
+        self.reads.append(reads)
+
+    def add_when_read(self, start: int, results: list[int]) -> None:
+        """Number a call without arguments later."""
+        self._unread.update(dict.fromkeys(results, start))
+
+    def add_makers_of(self, values: list[int]) -> None:
+        """Number the calls that have waited for a read of these values."""
+        for each in values:
+            if each in self._unread:
+                self.add(self._unread[each], [])
 
 
 def _write_reads(reads_of_calls: list[list[int]], first_read: Int32Array, read: Int32Array) -> int:
