@@ -351,45 +351,50 @@ def _scheduled(structure: _Structure) -> Levels:
 
 
 def _lay_out(structure: _Structure) -> Levels:
-    """Compute the flat index by its definition, or raise an error that names what is wrong."""
+    """Compute the flat index by its definition, or raise an error that names what is wrong.
+
+    The lists of the index have the names of the properties of :class:`Levels` that read them.
+    """
     nodes = structure.num_nodes
     arity = structure.arity
     source, target, slot, level, reads_input = _checked_fields(structure)
 
     order = sorted(range(nodes), key=lambda node: (level[node], not reads_input[node]))
+    input_node = [node for node in order if reads_input[node]]
     row = [0] * nodes
-    for position, node in enumerate(order, 1):
+    for position, node in enumerate(order, 1):  # row 0 is that of a missing child
         row[node] = position
 
-    incoming: list[list[tuple[int, int]]] = [[] for _ in range(nodes)]  # slots and edges
+    slots_and_edges: list[list[tuple[int, int]]] = [[] for _ in range(nodes)]  # into each node
     for edge, parent in enumerate(target):
-        incoming[parent].append((slot[edge], edge))
+        slots_and_edges[parent].append((slot[edge], edge))
 
     children: list[int] = []
-    segment: list[int] = []
-    start: list[int] = []
+    child_segment: list[int] = []
+    child_start: list[int] = []
     edge_order: list[int] = []
     level_sizes: Counter[int] = Counter()
     level_inputs: Counter[int] = Counter()
     level_children: Counter[int] = Counter()
     for node in order:
         own_level = level[node]
-        slots = sorted(incoming[node])
-        start.append(len(children))
+        incoming = sorted(slots_and_edges[node])
         if arity is None:
-            children += [row[source[edge]] for _, edge in slots]
-            segment += [level_sizes[own_level]] * len(slots)
-            edge_order += [edge for _, edge in slots]
+            own_children = [row[source[edge]] for _, edge in incoming]
+            position_in_level = level_sizes[own_level]
+            child_segment += [position_in_level] * len(incoming)
+            child_start.append(len(children))
+            edge_order += [edge for _, edge in incoming]
         else:
-            child = {place: row[source[edge]] for place, edge in slots}
-            children += [child.get(place, 0) for place in range(arity)]
-        level_children[own_level] += len(children) - start[-1]
+            child_in_slot = {place: row[source[edge]] for place, edge in incoming}
+            own_children = [child_in_slot.get(place, 0) for place in range(arity)]
+        children += own_children
+        level_children[own_level] += len(own_children)
         level_inputs[own_level] += reads_input[node]
         level_sizes[own_level] += 1
 
-    ragged = [*segment, *start, *edge_order] if arity is None else []
-    input_node = [node for node in order if reads_input[node]]
-    flat = [*children, *ragged, *row, *input_node]
+    # In the order of `_places`; three of the lists are empty with an arity.
+    flat = [*children, *child_segment, *child_start, *edge_order, *row, *input_node]
     numbers = torch.tensor(flat, dtype=torch.int64, device="cpu")
 
     counters = (level_sizes, level_inputs, level_children)
