@@ -98,7 +98,7 @@ def checked_depth(child: np.ndarray, parent: np.ndarray, num_nodes: int) -> np.n
     """Return the depth of each node, or raise an error that shows a cycle."""
     depth = longest_paths(child, parent, num_nodes)
     if depth.size and int(depth.min()) < 0:
-        cycle = _cycle(child, parent, depth < 0)
+        cycle = _find_cycle(child, parent, depth < 0)
         shown = " -> ".join(str(node) for node in [*cycle[:10], cycle[0]])
         got = shown if len(cycle) <= 10 else f"a cycle of {len(cycle)} nodes: {shown} …"
         problem = "depth_of: edge_index has a cycle"
@@ -107,19 +107,23 @@ def checked_depth(child: np.ndarray, parent: np.ndarray, num_nodes: int) -> np.n
     return depth
 
 
-def _cycle(child: np.ndarray, parent: np.ndarray, stuck: np.ndarray) -> list[int]:
-    """Find a cycle among the nodes that cannot be ordered."""
-    # Each of them has a child that cannot be ordered either: a walk to the children must repeat.
-    inside = stuck[child] & stuck[parent]
-    some_child = dict(zip(parent[inside].tolist(), child[inside].tolist(), strict=True))
+def _find_cycle(child: np.ndarray, parent: np.ndarray, stuck: np.ndarray) -> list[int]:
+    """Find a cycle among the stuck nodes, which cannot be ordered; it begins at its lowest node."""
+    # Each of them has a stuck child: a walk from child to child must come to a node again.
+    are_stuck = stuck[child] & stuck[parent]
+    stuck_parents = parent[are_stuck].tolist()
+    stuck_children = child[are_stuck].tolist()
+    child_of = dict(zip(stuck_parents, stuck_children, strict=True))
     node = int(stuck.argmax())
-    path: dict[int, int] = {}
-    while node not in path:
-        path[node] = len(path)
-        node = some_child[node]
-    cycle = list(path)[path[node] :][::-1]
-    smallest = cycle.index(min(cycle))
-    return cycle[smallest:] + cycle[:smallest]
+    place_on_walk: dict[int, int] = {}
+    while node not in place_on_walk:
+        place_on_walk[node] = len(place_on_walk)
+        node = child_of[node]
+
+    cycle = list(place_on_walk)[place_on_walk[node] :]
+    cycle.reverse()  # from child to parent, as edges are
+    lowest = cycle.index(min(cycle))
+    return cycle[lowest:] + cycle[:lowest]
 
 
 def depth_of(edge_index: Int[Tensor, "two edge"], num_nodes: int) -> Int[Tensor, " node"]:
