@@ -248,15 +248,20 @@ def weight_gradient(
     if precision is not None:
         gradient = (grads.to(precision).t() @ rows.to(precision)).to(grads.dtype)
     elif in_chunks and grads.dtype == torch.float32 and _uses_onednn(grads):
-        gradient = _in_chunks(grads, rows)
+        gradient = _gradient_in_chunks(grads, rows)
     else:
         return torch.mm(grads.t(), rows, out=out)
     return gradient if out is None else out.copy_(gradient)
 
 
-def _in_chunks(grads: Tensor, rows: Tensor) -> Tensor:
-    """Multiply with oneDNN, for a few numbers of rows only, as it builds a kernel for each."""
-    end = grads.size(0) // _CHUNKS[-1] * _CHUNKS[-1]
+def _gradient_in_chunks(grads: Tensor, rows: Tensor) -> Tensor:
+    """Compute ``grads.t() @ rows`` with oneDNN, as a sum over chunks of rows.
+
+    It builds a kernel for each number of rows, so chunks have few sizes: first as many of 512 rows
+    as there are, then of 64. The BLAS of torch multiplies what is left.
+    """
+    smallest = _CHUNKS[-1]
+    end = grads.size(0) // smallest * smallest
     total = torch.mm(grads[end:].t(), rows[end:])
     first = 0
     for size in _CHUNKS:
