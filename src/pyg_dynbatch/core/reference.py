@@ -100,17 +100,25 @@ def _input_row(inputs: Mapping[Any, Any], row_type: RowType, row: int) -> Rows:
 def _call(
     engine: Engine, signature: Signature, reads: list[list[int]], values: Mapping[int, Rows]
 ) -> list[Any]:
-    arguments: list[Any] = []
-    for input_type, numbers in zip(signature.inputs, reads, strict=True):
-        row_type = row_type_of(input_type)
-        parts = engine.no_rows(row_type)
-        if numbers:
-            rows_read = zip(*(values[number] for number in numbers), strict=True)
-            parts = tuple(torch.cat(part) for part in rows_read)
-        rows: Tensor | Rows | RaggedRows = parts if isinstance(row_type, tuple) else parts[0]
-        if isinstance(input_type, Ragged):
-            segment_ids = torch.zeros(len(numbers), dtype=torch.int64, device=engine.device)
-            rows = RaggedRows(rows, segment_ids, 1)
-        arguments.append(rows)
+    """Make one call, with batch size 1; it reads the values of these numbers, per argument."""
+    arguments = [
+        _argument(engine, input_type, [values[number] for number in numbers])
+        for input_type, numbers in zip(signature.inputs, reads, strict=True)
+    ]
     results = engine.operation_of(signature)(*arguments)
     return [results] if len(signature.outputs) == 1 else list(results)
+
+
+def _argument(
+    engine: Engine, input_type: RowType | Ragged, values: Sequence[Rows]
+) -> Tensor | Rows | RaggedRows:
+    """Join the values of an argument: one, or if it is ragged any number of them."""
+    row_type = row_type_of(input_type)
+    parts = engine.no_rows(row_type)
+    if values:
+        parts = tuple(torch.cat(part) for part in zip(*values, strict=True))
+    rows = parts if isinstance(row_type, tuple) else parts[0]
+    if not isinstance(input_type, Ragged):
+        return rows
+    call_of_row = torch.zeros(len(values), dtype=torch.int64, device=engine.device)
+    return RaggedRows(rows, call_of_row, num_calls=1)
