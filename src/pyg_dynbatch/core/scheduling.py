@@ -231,13 +231,14 @@ def fuse(calls: Calls, kept: np.ndarray, places: np.ndarray | None = None) -> Ca
     if native is definitions or not calls.num_calls:
         return calls  # an optimization that is made in C alone
     sites, code, _, values = calls.records
+    num_reads_before = int(calls.first_read[calls.num_calls])
 
-    entries = 3 + sites.most_arguments + 2 * sites.most_results  # of a program, per call
+    # C writes the new calls into these, and into the arrays of the old ones.
     kind, member, first_chain = np.empty((3, calls.num_calls + 1), dtype=np.int32)
-    chain = np.empty(entries * calls.num_calls, dtype=np.int32)
-    num_reads = int(calls.first_read[calls.num_calls])
+    most_entries = 3 + sites.most_arguments + 2 * sites.most_results  # of a program, per call
+    chain = np.empty(most_entries * calls.num_calls, dtype=np.int32)
     counts = np.zeros(2, dtype=np.int64)
-    count = native.fuse(
+    num_calls = native.fuse(
         sites=sites, code=code, calls=calls.num_calls, num_signatures=len(sites.signatures),
         kept=kept, place=places, value=values.value, row=values.row, call=values.call,
         begin=calls.member, first_read=calls.first_read, read=calls.read, kind=kind,
@@ -245,14 +246,15 @@ def fuse(calls: Calls, kept: np.ndarray, places: np.ndarray | None = None) -> Ca
         chain=chain, counts=counts,
     )  # fmt: skip
 
-    num_fused, most_outputs = counts.tolist()
-    ends = first_chain[: num_fused + 1].tolist() if num_fused else []
-    programs = [_fused_program(sites, chain[begin:end]) for begin, end in pairwise(ends)]
+    num_programs, most_outputs = counts.tolist()
+    bounds = first_chain[: num_programs + 1].tolist() if num_programs else []
+    programs = [_fused_program(sites, chain[begin:end]) for begin, end in pairwise(bounds)]
+    num_reads = int(calls.first_read[num_calls])
     return calls._replace(
-        num_calls=count,
+        num_calls=num_calls,
         kind=kind,
         member=member,
-        num_entries=calls.num_entries + int(calls.first_read[count]) - num_reads,
+        num_entries=calls.num_entries + num_reads - num_reads_before,
         fused=tuple(programs),
         first_chain=first_chain,
         chain=chain,
