@@ -178,13 +178,20 @@ class RunPlan:
                 )
 
     def rows_of_gates(self) -> tuple[int, int, int]:
-        """Count the rows to keep, or of one block: of leaves, inner nodes, and their children."""
+        """Count the rows of gates to make room for: of leaves, inner nodes, and their children.
+
+        A backward pass reads the gates of all nodes. Without one, every block writes its gates into
+        the same rows, of which the largest block needs most.
+        """
         if self.keeps:
             return self.leaf_cells, self.inner, self.slots
+
         leaves = min(self.leaf_cells, self.block)
-        inner = min(max(self.schedule.level_sizes[1:], default=0), self.block)
+        widest_level = max(self.schedule.level_sizes[1:], default=0)
+        inner = min(widest_level, self.block)
         children = self.slots
         if self.ragged and self.inner > self.block:
+            # The most children of so many nodes in a row, wherever blocks begin.
             starts = np.append(self.child_start.numpy(), self.slots)
             children = int((starts[self.block :] - starts[: -self.block]).max())
         return leaves, inner, children
@@ -547,8 +554,10 @@ def _backward_levels(
 class TorchGates:
     """Compute the gates and states of leaves or of inner nodes with PyTorch operations.
 
-    :meth:`gather` writes ``gathered`` and ``sums``, and :meth:`forward` the states. The biases are
-    those that products in half precision lack.
+    For each block: gather() of inner nodes alone → the products are computed → forward(), which
+    writes the states; and backward() for the blocks in reverse.
+
+    ``bias`` and ``forget_bias`` are those that products in half precision lack.
     """
 
     def __init__(
@@ -569,6 +578,8 @@ class TorchGates:
         self.all_hidden = rows.read_hidden
         self.all_memory = rows.memory
         self.width = rows.memory.size(1)
+
+        # Of the nodes that these gates belong to.
         self.dropout_mask = plan.dropout_mask  # factors of u
         if not inner:
             self.hidden = rows.leaf_hidden
@@ -576,11 +587,11 @@ class TorchGates:
             self.activated = rows.leaf_activated
             self.read_hidden = rows.leaf_read_hidden
             return
-        first = 1 + plan.leaves
-        self.hidden = rows.hidden[first:]
-        self.read_hidden = rows.read_hidden[first:]
-        self.memory = rows.memory[first:]
-        self.activated = rows.activated[first:]
+        first_inner = 1 + plan.leaves  # after the row for missing children
+        self.hidden = rows.hidden[first_inner:]
+        self.memory = rows.memory[first_inner:]
+        self.activated = rows.activated[first_inner:]
+        self.read_hidden = rows.read_hidden[first_inner:]
         if plan.dropout_mask is not None:
             self.dropout_mask = plan.dropout_mask[plan.leaves :]
 
