@@ -152,6 +152,18 @@ def _mapped_inside(session: Session, operations: Sequence[OperationUse]) -> dict
 
 
 def _remarks(session: Session, operations: Sequence[OperationUse], examples: int) -> list[str]:
+    """Say what did not batch or was not kept, and why."""
+    return [
+        *_remarks_on_the_batch(session, operations, examples),
+        *_remarks_on_ways(session, operations),
+        *_remarks_on_steps(operations, examples),
+        *_remarks_on_recording(session),
+    ]
+
+
+def _remarks_on_the_batch(
+    session: Session, operations: Sequence[OperationUse], examples: int
+) -> list[str]:
     remarks = []
     if not operations and examples > 1:
         remarks.append(
@@ -163,35 +175,56 @@ def _remarks(session: Session, operations: Sequence[OperationUse], examples: int
             "every read runs calls at once, since greenlet is not installed: "
             "in the checkout, pip install -e '.[fibers]'"
         )
+    return remarks
+
+
+def _remarks_on_ways(session: Session, operations: Sequence[OperationUse]) -> list[str]:
+    """Name the operations that run in a slow way."""
     mapped = {
         operation.name: operation.where for operation in operations if operation.way == "vmap"
     }
     mapped |= _mapped_inside(session, operations)
-    for name, where in mapped.items():
-        remarks.append(
-            f"{name} runs through torch.vmap, which is slower than a form of the table ({where})"
-        )
-    for op in operations:
-        if op.way == "one by one":
+    remarks = [
+        f"{name} runs through torch.vmap, which is slower than a form of the table ({where})"
+        for name, where in mapped.items()
+    ]
+    remarks += [
+        f"{operation.name} runs on one row after the other: neither the table nor torch.vmap has "
+        f"a batched form ({operation.where})"
+        for operation in operations
+        if operation.way == "one by one"
+    ]
+    return remarks
+
+
+def _remarks_on_steps(operations: Sequence[OperationUse], examples: int) -> list[str]:
+    """Name the operations whose calls share no step, or few."""
+    remarks = []
+    for operation in operations:
+        calls = operation.calls
+        if calls > 1 and operation.steps == calls and examples > 1:
             remarks.append(
-                f"{op.name} runs on one row after the other: neither the table nor torch.vmap has "
-                f"a batched form ({op.where})"
+                f"{operation.name}: every one of {calls} calls is its own step ({operation.where})"
             )
-    for op in operations:
-        if op.calls > 1 and op.steps == op.calls and examples > 1:
-            remarks.append(f"{op.name}: every one of {op.calls} calls is its own step ({op.where})")
+
     variants_of_name: dict[str, list[OperationUse]] = {}
-    for op in operations:
-        stem, *_ = op.name.split(" ")
-        variants_of_name.setdefault(stem, []).append(op)
+    for operation in operations:
+        name, *_ = operation.name.split(" ")  # without what tells signatures of one name apart
+        variants_of_name.setdefault(name, []).append(operation)
     for name, variants in variants_of_name.items():
         num_variants = len(variants)
-        num_calls = sum(op.calls for op in variants)
+        num_calls = sum(variant.calls for variant in variants)
         if num_variants > 4 and num_calls < 4 * num_variants * examples:
             remarks.append(
                 f"{name} has {num_variants} signatures, which never share a step: static arguments "
                 f"or shapes differ from call to call ({variants[0].where})"
             )
+    return remarks
+
+
+def _remarks_on_recording(session: Session) -> list[str]:
+    """Name the modules that are no single call, and say why examples are not replayed."""
+    remarks = []
     for module, (where, reason) in session.table.opened.items():
         name = session.table.path.get(id(module), type(module).__name__)
         remarks.append(f"{name} is recorded call by call: {reason} ({where})")
