@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from functools import partial
 from threading import RLock
 from types import FrameType, MethodType
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -25,6 +25,12 @@ StateOfTwins = dict[tuple[int, str], object]
 Held = TypeVar("Held", Tensor, nn.Module)
 
 
+class _TensorTwin(NamedTuple):
+    tensor: Tensor  # kept alive, since its twin is found by its identity
+    twin: Tensor
+    version: int  # how often the twin had been changed in place when it was made
+
+
 class Twins:
     """Tensors and modules in place of given ones: each has one twin.
 
@@ -34,23 +40,24 @@ class Twins:
 
     def __init__(self, content: bool = False) -> None:
         self.content = content
-        # With the given one, to keep it, and how often the twin was changed in place at first.
-        self._of_tensors: dict[int, tuple[Tensor, Tensor, int]] = {}
-        self._of_modules: dict[int, tuple[nn.Module, nn.Module]] = {}
+        self._of_tensors: dict[int, _TensorTwin] = {}  # by the identity of the tensor
+        self._of_modules: dict[int, tuple[nn.Module, nn.Module]] = {}  # the module and its twin
 
     def tensor(self, tensor: Tensor) -> Tensor:
-        """Return the twin of a tensor."""
+        """Return the twin of a tensor, a new one if it has none; meta tensors need none."""
         if tensor.is_meta:
             return tensor
         if id(tensor) not in self._of_tensors:
-            twin = tensor.detach()
-            twin = twin.clone() if self.content else twin.to("meta")
-            if isinstance(tensor, nn.Parameter):
-                twin = nn.Parameter(twin, tensor.requires_grad)
-            else:
-                twin.requires_grad_(tensor.requires_grad)
-            self._of_tensors[id(tensor)] = tensor, twin, twin._version
-        return self._of_tensors[id(tensor)][1]
+            twin = self._new_twin(tensor)
+            self._of_tensors[id(tensor)] = _TensorTwin(tensor, twin, twin._version)
+        return self._of_tensors[id(tensor)].twin
+
+    def _new_twin(self, tensor: Tensor) -> Tensor:
+        detached = tensor.detach()
+        twin = detached.clone() if self.content else detached.to("meta")
+        if isinstance(tensor, nn.Parameter):
+            return nn.Parameter(twin, tensor.requires_grad)
+        return twin.requires_grad_(tensor.requires_grad)
 
     def changed(self) -> Tensor | None:
         """Return a tensor whose twin was changed in place, if there is one."""
@@ -131,6 +138,7 @@ def changed_between(before: StateOfTwins, after: StateOfTwins) -> list[tuple[int
 
 
 def _is_same(one: object, other: object) -> bool:
+    """Return whether values are one object, or equal; a tensor only equals itself."""
     if one is other:
         return True
     if type(one) is not type(other):
