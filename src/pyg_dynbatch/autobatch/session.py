@@ -652,7 +652,7 @@ class Session(Recorder):
         finally:
             ACTIVE.session = recording
 
-        self.table.state.flushed()
+        self.table.state.take_changes()
         self.example = example
         self.outside = {}
         self.failed = False

@@ -137,14 +137,20 @@ class WatchedModule:
         return changed(f"{self.path}.{self._changed()[0]}", where)
 
     def _facts_now(self) -> dict[str, Any]:
+        """Return what the module holds, by name, and of what can change in place how it is.
+
+        The latter is called ``"weight itself"`` beside ``"weight"``.
+        """
         own = vars(self.module)
         facts = {name: value for name, value in own.items() if name not in _INTERNAL}
         for held in _HELD:
             facts.update(own[held])
         facts["hooks"] = tuple(len(own[name]) for name in HOOKS)
+
         for name, container in _containers(self.module).items():
             facts[f"{name} itself"] = len(container)
-        for name, tensor in {**own["_parameters"], **own["_buffers"]}.items():
+        tensors = {**own["_parameters"], **own["_buffers"]}
+        for name, tensor in tensors.items():
             if tensor is not None and not isinstance(tensor, Lazy):
                 facts[f"{name} itself"] = tensor.requires_grad, tensor.dtype, _version(tensor)
         return facts
@@ -228,7 +234,8 @@ class Look(NamedTuple):
 class State:
     """What a model holds: as calls that were recorded found it, and as examples left it.
 
-    start() → call(), use(), turn_ends() while examples are recorded → check() → flushed() → ...
+    start() → call(), use(), turn_ends() while examples are recorded → check() → calls are run →
+    take_changes() → ...
     → kept(), replace() at last → restore() in any case
     """
 
@@ -248,9 +255,10 @@ class State:
         for watched in self._called:
             watched.snapshot.drop()
         self._called.clear()
-        self._before = self._current()
+        self._before = self._take_baseline()
 
-    def _current(self) -> Baseline:
+    def _take_baseline(self) -> Baseline:
+        """Take the model as it is now, unless that is known."""
         if not self._now.is_current:
             self._now = Baseline(self._modules)
         return self._now
@@ -291,14 +299,17 @@ class State:
             if _version(tensor) != version:
                 raise changed(name, where)
 
-    def flushed(self) -> None:
-        """Take what modules have changed of themselves when recorded calls were run."""
+    def take_changes(self) -> None:
+        """Take what modules changed of themselves when their recorded calls were run.
+
+        Calls that are recorded from now on find it so.
+        """
         for name, (tensor, _) in self._used.items():
             self._used[name] = tensor, _version(tensor)
         for watched in self._called:
             if not (watched.snapshot.same() and watched.is_unchanged_in_place()):
                 watched.take()
-        self._current()
+        self._take_baseline()
 
     def turn_ends(self, example: int | None) -> None:
         """Raise an error if an example changed what others, which wait, may use."""
@@ -312,7 +323,7 @@ class State:
             got = f"changed by a turn, while example {min(others)} waits for a value"
             where = f"example {example}"
             raise mismatch(RuntimeError, problem, expected, got, where=where)
-        self._current()
+        self._take_baseline()
 
     def look(self) -> Look:
         """Take everything as it is now."""
