@@ -36,13 +36,14 @@ READS = frozenset(
 )
 """Functions that read the values of a tensor."""
 
-_FACTS = {getattr(Tensor, name).__get__ for name in ("requires_grad", "is_leaf", "grad_fn")}
-_PLACES: dict[Callable[..., Any], Callable[[torch.device], object]] = {
+# What tensors of a trial cannot answer: they have no content, and any number of rows.
+_OF_AUTOGRAD = {getattr(Tensor, name).__get__ for name in ("requires_grad", "is_leaf", "grad_fn")}
+_OF_DEVICE: dict[Callable[..., Any], Callable[[torch.device], object]] = {
     Tensor.device.__get__: lambda device: device,
     Tensor.is_cuda.__get__: lambda device: device.type == "cuda",  # type: ignore[attr-defined]
     Tensor.is_cpu.__get__: lambda device: device.type == "cpu",  # type: ignore[attr-defined]
 }
-_LENGTHS = {Tensor.__len__, Tensor.size, Tensor.numel, Tensor.nelement, Tensor.shape.__get__}  # type: ignore[attr-defined]
+_OF_SHAPE = {Tensor.__len__, Tensor.size, Tensor.numel, Tensor.nelement, Tensor.shape.__get__}  # type: ignore[attr-defined]
 _LIKE = frozenset(named("to type_as"))
 
 
@@ -202,16 +203,18 @@ class _Listing(TorchFunctionMode):
     def _metadata(
         self, func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> object:
-        if self.depth:
+        """Answer what a module asks of a tensor but its values: shape, device, requires_grad."""
+        is_asked_by_torch = self.depth > 0
+        if is_asked_by_torch:
             return func(*args, **kwargs)
-        if func in _PLACES:
-            return _PLACES[func](self.device)
-        if func in _FACTS:
+        if func in _OF_DEVICE:
+            return _OF_DEVICE[func](self.device)
+        if func in _OF_AUTOGRAD:
             raise NeedsPython("it reads requires_grad, which may differ between calls")
-        if func is Tensor.__len__ and self.is_row(args[0]):  # which returns a plain integer
+        if func is Tensor.__len__ and self.is_row(args[0]):  # which cannot return a RowCount
             raise NeedsPython("it computes with the length of an argument")
         answer = func(*args, **kwargs)
-        if self.size and func in _LENGTHS and self.is_row(args[0]):
+        if self.size and func in _OF_SHAPE and self.is_row(args[0]):
             return _marked(func, answer, args[0].shape)
         return answer
 
