@@ -41,7 +41,7 @@ class Lengths:
         self.buffers: dict[int, VaryingType] = {}
 
         # How row types are found to vary.
-        self._sizes = defaultdict[VaryingType, set[int]](set)  # that were seen
+        self._lengths_seen = defaultdict[VaryingType, set[int]](set)
         self._vectors = set[int]()  # row types of vectors of examples
         self._fixed = set[int]()  # these, and those that calls on rows of fixed shapes return
         self._type_of_kind: list[VaryingType | None] = []
@@ -67,17 +67,18 @@ class Lengths:
                 pass
 
     def see(self, row_type: TensorType) -> None:
-        """Note the shape of a tensor of an example."""
-        if len(row_type.shape) < 2 and has_gradient(row_type.dtype):
-            # Features, whose widths differ from layer to layer, and no sentences.
+        """Note the shape of a tensor of an example: its axes vary if they had many lengths."""
+        is_vector_of_features = len(row_type.shape) < 2 and has_gradient(row_type.dtype)
+        if is_vector_of_features:
+            # Widths of features differ from layer to layer; they are no lengths of sentences.
             kind = self.table.outside_of(row_type).kinds[0]
             self._vectors.add(kind)
             self._has_new_types |= self._fix([kind])
             return
         for varying_type in VaryingType.all_of(row_type):
-            sizes = self._sizes[varying_type]
-            sizes.update(varying_type.sizes_of(row_type))
-            if len(sizes) > MOST_LENGTHS:
+            lengths = self._lengths_seen[varying_type]
+            lengths.update(varying_type.sizes_of(row_type))
+            if len(lengths) > MOST_LENGTHS:
                 self._declare(varying_type)
 
     def _fix(self, kinds: Sequence[int]) -> bool:
@@ -96,6 +97,7 @@ class Lengths:
         return True
 
     def _declare(self, varying_type: VaryingType) -> None:
+        """Let all row types that fit share a buffer, from the next session on."""
         if varying_type not in self.types:
             self._look_at_kinds()
             kind = self.table.outside_of(varying_type.buffer).kinds[0]
