@@ -211,7 +211,10 @@ def _itself(call: BatchedCall) -> BatchedCall:
 
 
 def _batched_call(inner: Inner, table: SignatureTable) -> BatchedCall:
-    """Return what makes a call inside of a program."""
+    """Return the function that makes one call of a program, on ``size`` rows of each value.
+
+    A program lists the values of a ragged argument one by one; they are joined for the call.
+    """
     site = table.by_spec[inner.spec]
     form = table.form_of(site)
     has_one_result = len(site.kinds) == 1
@@ -221,17 +224,17 @@ def _batched_call(inner: Inner, table: SignatureTable) -> BatchedCall:
         results = form(*arguments)
         return (results,) if has_one_result else results
 
-    def call_with_ragged(arguments: Sequence[Tensor], size: int) -> Sequence[Tensor]:
-        lengths = iter(inner.lengths)
-        rest = iter(arguments)
-        filled = list[Tensor | RaggedRows]()
+    def call_with_ragged(values: Sequence[Tensor], size: int) -> Sequence[Tensor]:
+        values_left = iter(values)
+        lengths_left = iter(inner.lengths)
+        arguments = list[Tensor | RaggedRows]()
         for input_type in inner.spec.inputs:
             if isinstance(input_type, Ragged):
-                rows = list(islice(rest, next(lengths)))
-                filled.append(_ragged_rows(rows, input_type, size, device))
+                own_values = list(islice(values_left, next(lengths_left)))
+                arguments.append(_ragged_rows(own_values, input_type, size, device))
             else:
-                filled.append(next(rest))
-        return call(filled, size)
+                arguments.append(next(values_left))
+        return call(arguments, size)
 
     has_ragged = any(isinstance(input_type, Ragged) for input_type in inner.spec.inputs)
     return call_with_ragged if has_ragged else call
