@@ -379,18 +379,22 @@ class _Push(_OnStacks):
 
 
 class _PushAll(_OnStacks):
-    """Makes a stack of a list."""
+    """Makes a stack of the values of a list, the last one on top; ``columns`` hold many lists."""
 
     __name__ = "stack"
 
     def run(self, arena: _Arena, *columns: RaggedRows) -> Tensor:
         list_of_row = columns[0].segment_ids
-        row = torch.arange(list_of_row.numel(), device=list_of_row.device)
         ends = torch.bincount(list_of_row, minlength=columns[0].num_calls).cumsum(0)
         begins = torch.cat([ends.new_zeros(1), ends[:-1]])
-        place = row - begins[list_of_row]  # within the list
-        below = torch.where(place > 0, row - 1 + arena.rows, -1)
-        pointers = arena.push(below, tuple(each.rows for each in columns), place + 1)
+        row = torch.arange(list_of_row.numel(), device=list_of_row.device)
+        place_in_list = row - begins[list_of_row]
+
+        # In the arena, the rows of a list stand one after another.
+        pointer_below = arena.rows + row - 1
+        below = torch.where(place_in_list > 0, pointer_below, -1)
+        rows_pushed = tuple(column.rows for column in columns)
+        pointers = arena.push(below, rows_pushed, sizes=place_in_list + 1)
         return pointers[ends - 1]
 
 
