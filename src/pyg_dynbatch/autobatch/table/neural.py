@@ -130,10 +130,13 @@ def with_learned_slope(call: TorchCall) -> Batched | None:
     """Scale what is negative; with a slope of each channel, rows have a batch axis of their own."""
     if not _is_row(call) or len(call.operands) != 2:
         return None
-    _, slope = call.operands
+    row_type, slope = call.operands
     if isinstance(slope, Tensor) and slope.numel() == 1:
         return call.direct()
-    return call.form(folded(call.on_stacked_rows)) if len(call.rows[0].shape) > 1 else None
+    # A vector has no channels; of stacked vectors torch would take the numbers for them.
+    if len(row_type.shape) < 2:
+        return None
+    return call.form(folded(call.on_stacked_rows))
 
 
 # Convolution and pooling.

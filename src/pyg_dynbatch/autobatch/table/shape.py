@@ -97,20 +97,21 @@ def repeated_rows(call: TorchCall) -> Batched | None:
     """Repeat rows with copies."""
     if not call.is_of_one_row:
         return None
-    counts = _numbers(call)
+    counts = _whole_numbers(call)
     missing = len(call.result.shape) - len(counts)
     every = (1,) * missing + counts
     return call.form(lambda rows: aligned(rows, len(every)).repeat(1, *every))
 
 
-def _numbers(call: TorchCall) -> tuple[int, ...]:
-    """Return numbers that are given one by one, or in a container."""
-    values = (*call.args[1:], *(call.kwargs[name] for name in call.kwargs if name != "input"))
-    if len(values) == 1 and isinstance(values[0], tuple | list):
-        values = tuple(values[0])
-    if not all(type(value) is int for value in values):
+def _whole_numbers(call: TorchCall) -> tuple[int, ...]:
+    """Return what follows the row: ``(1, 2)`` of both ``x.flip(1, 2)`` and ``x.flip((1, 2))``."""
+    by_name = [value for name, value in call.kwargs.items() if name != "input"]
+    numbers = (*call.args[1:], *by_name)
+    if len(numbers) == 1 and isinstance(numbers[0], tuple | list):
+        numbers = tuple(numbers[0])
+    if not all(type(number) is int for number in numbers):
         raise TypeError(f"{call.name}() takes whole numbers")
-    return values
+    return numbers
 
 
 # Of another order.
@@ -121,7 +122,7 @@ def permuted(call: TorchCall) -> Batched | None:
     """Order dimensions."""
     if not call.is_of_one_row:
         return None
-    dims = all_from_end(_numbers(call), call.rank)
+    dims = all_from_end(_whole_numbers(call), call.rank)
     return call.form(lambda rows: rows.permute(0, *dims))
 
 
@@ -130,7 +131,7 @@ def flipped(call: TorchCall) -> Batched | None:
     """Turn around dimensions."""
     if not call.is_of_one_row or not call.rank:
         return None
-    dims = _numbers(call)
+    dims = _whole_numbers(call)
     last = all_from_end(dims, call.rank)
     if last == dims:
         return call.direct()
