@@ -336,26 +336,32 @@ def _extreme(reduce: str, ragged: RaggedRows) -> torch.Tensor:
     return start.scatter_reduce(0, segment_ids, rows, reduce, include_self=False)
 
 
+def _numbers_of(dtype: torch.dtype) -> str:
+    if dtype.is_complex:
+        return "complex numbers"
+    return "floats" if dtype.is_floating_point else "integers"
+
+
 class _Reduction(Block):
     """Reduce a sequence of tensors in one call; subclasses differ in its function and dtypes."""
 
     _function: Callable[[RaggedRows], torch.Tensor]
-    _takes = "floats, integers or complex numbers"
+    _takes: tuple[str, ...] = ("floats", "integers", "complex numbers")
     _input_kinds = (SequenceType, TupleType)
     _output_kinds = (TensorType,)
 
     def _output_for(self, kind: ResultType) -> ResultType | None:
+        """Return the type of the elements: a reduction returns one of them."""
         element = element_type(self, kind)
         if element is None:
             return None
         if not isinstance(element, TensorType):
             self._fail("the elements are not tensors", "a sequence of tensors", element)
 
-        dtype = element.torch_dtype
-        numbers = "complex" if dtype.is_complex else "integers"
-        if not dtype.is_floating_point and numbers not in self._takes:
+        if _numbers_of(element.torch_dtype) not in self._takes:
+            expected = " or ".join(self._takes)
             hint = "td.Map(td.Function(lambda tensor: tensor.float())) in front of it"
-            self._fail("the elements have an invalid dtype", self._takes, element, hint=hint)
+            self._fail("the elements have an invalid dtype", expected, element, hint=hint)
         return element
 
     def _emit(self, code: Code, value: Expression) -> Expression:
@@ -396,7 +402,7 @@ class Mean(_Reduction):
     """
 
     _function = staticmethod(mean_of)
-    _takes = "floats or complex numbers"
+    _takes = ("floats", "complex numbers")
 
 
 class Min(_Reduction):
@@ -412,7 +418,7 @@ class Min(_Reduction):
     """
 
     _function = staticmethod(partial(_extreme, "amin"))
-    _takes = "floats or integers"
+    _takes = ("floats", "integers")
 
 
 class Max(_Reduction):
@@ -428,7 +434,7 @@ class Max(_Reduction):
     """
 
     _function = staticmethod(partial(_extreme, "amax"))
-    _takes = "floats or integers"
+    _takes = ("floats", "integers")
 
 
 class GetItem(Block):
