@@ -228,31 +228,36 @@ class SST(TreeDataset):
 
 
 def _find_sst(root: str | Path | None, raw_dir: str | Path | None, verify: bool) -> dict[str, Path]:
-    """Find the raw files; unpack them where they are missing, from an archive or a download."""
+    """Find the raw file of each split; unpack those that are missing from the archive."""
     if root is None and raw_dir is None:
         raise mismatch(ValueError, "SST: no folder is given", "root or raw_dir", "neither")
     folder = Path(raw_dir or Path(str(root)) / "raw")
-    raw = {name: folder / f"{name}.txt" for name in _SPLITS}
-    absent = [path.name for path in raw.values() if not path.is_file()]
-
-    names = "train.txt, dev.txt and test.txt"
-    hint = f"put {names}, or {_ARCHIVE} from {_URL}, into {folder}, or pass raw_dir="
-    if absent and raw_dir is not None and not (folder / _ARCHIVE).is_file():
-        problem = "SST: raw files are missing"
-        listed = f"no {', no '.join(absent)}"
-        raise mismatch(FileNotFoundError, problem, names, listed, where=folder, hint=hint)
+    path_of_split = {name: folder / f"{name}.txt" for name in _SPLITS}
+    absent = [path.name for path in path_of_split.values() if not path.is_file()]
     if absent:
-        archive = files.download_verified(_URL, folder, _ARCHIVE_SHA256, "SST", hint=hint)
-        with ZipFile(archive) as opened:
-            for name in absent:
-                write = partial(Path.write_bytes, data=opened.read(f"trees/{name}"))
-                files.write_atomically(folder / name, write)
+        _unpack_sst(folder, absent, may_download=raw_dir is None)
 
     if verify:
         hint = "verify=False if the change is intended"
-        for name, path in raw.items():
+        for name, path in path_of_split.items():
             files.check_sha256(path, _SHA256[name], "SST", hint)
-    return raw
+    return path_of_split
+
+
+def _unpack_sst(folder: Path, absent: Sequence[str], *, may_download: bool) -> None:
+    """Write absent files from the archive in the folder, or from a download."""
+    names = "train.txt, dev.txt and test.txt"
+    hint = f"put {names}, or {_ARCHIVE} from {_URL}, into {folder}, or pass raw_dir="
+    if not may_download and not (folder / _ARCHIVE).is_file():
+        problem = "SST: raw files are missing"
+        got = f"no {', no '.join(absent)}"
+        raise mismatch(FileNotFoundError, problem, names, got, where=folder, hint=hint)
+
+    archive = files.download_verified(_URL, folder, _ARCHIVE_SHA256, "SST", hint=hint)
+    with ZipFile(archive) as opened:
+        for name in absent:
+            write = partial(Path.write_bytes, data=opened.read(f"trees/{name}"))
+            files.write_atomically(folder / name, write)
 
 
 class TreeFile(TreeDataset):
