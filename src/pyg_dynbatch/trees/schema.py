@@ -105,14 +105,15 @@ class TreeSchema:
         return self.vocabulary
 
     def _nested(self, tree: object, vocabulary: Vocabulary) -> DynTreeData:
-        def row(part: object) -> int | None:
+        def token_of(part: object) -> int | None:
+            """Return the row of a word; None for an inner node."""
             if isinstance(part, str):
                 return vocabulary.row(part)
             if isinstance(part, tuple | list | dict) and part:
-                return None  # an inner node; an empty list would be a leaf without a word
+                return None  # but not for an empty list, which would be a leaf without a word
             problem = "TreeSchema: a part of the tree is not a word"
             raise mismatch(
                 ValueError, problem, "a text, or a list of words and lists", repr(part)[:60]
             )
 
-        return from_nested(tree, token=row)
+        return from_nested(tree, token=token_of)
