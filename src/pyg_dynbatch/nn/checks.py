@@ -261,19 +261,21 @@ def checked_codes(
     return code, num_codes
 
 
-def check_pair_index(pair_index: np.ndarray, num_atoms: int, atoms: np.ndarray) -> None:
+def check_pair_index(pair_index: np.ndarray, num_atoms: int, molecule_sizes: np.ndarray) -> None:
     """Check that every column joins two atoms of one molecule."""
-    if pair_index.ndim != 2 or len(pair_index) != 2 or atoms.sum() != num_atoms:
+    num_in_molecules = int(molecule_sizes.sum())
+    if pair_index.ndim != 2 or len(pair_index) != 2 or num_in_molecules != num_atoms:
         problem = "Pairs.from_pair_index: pair_index and sizes do not match num_atoms"
         expected = f"pair_index [2, pair], sizes of {num_atoms} atoms in total"
-        got = f"pair_index {list(pair_index.shape)}, sizes of {int(atoms.sum())} atoms"
+        got = f"pair_index {list(pair_index.shape)}, sizes of {num_in_molecules} atoms"
         raise mismatch(ValueError, problem, expected, got)
     outside = np.any((pair_index < 0) | (pair_index >= num_atoms), axis=0)
     if outside.any():
         expected = f"atoms 0 to {num_atoms - 1}"
         raise _wrong_column("an atom is out of range", expected, pair_index, outside)
-    molecule = np.repeat(np.arange(atoms.size), atoms)[pair_index]
-    across = molecule[0] != molecule[1]
+    molecule_of_atom = np.repeat(np.arange(molecule_sizes.size), molecule_sizes)
+    first_molecule, second_molecule = molecule_of_atom[pair_index]
+    across = first_molecule != second_molecule
     if across.any():
         expected = "two atoms of one molecule"
         raise _wrong_column("a pair joins two molecules", expected, pair_index, across)
