@@ -445,7 +445,7 @@ class MoleculeNet(MoleculeDataset):
         **options: Any,
     ) -> None:
         key = checked_choice("MoleculeNet: unknown name", name.lower(), PyGMoleculeNet.names)
-        self._path = _find(key, root, raw_dir)
+        self._path = _find_raw_file(key, root, raw_dir)
         self._table = table_of(key)
         if verify and key in SHA256:
             _check_content(self._path, SHA256[key])
@@ -474,8 +474,8 @@ def table_of(key: str) -> TableOptions:
     return TableOptions(smiles_column="mol" if key == "bace" else "smiles")
 
 
-def _find(key: str, root: str | Path | None, raw_dir: str | Path | None) -> Path:
-    """Find the raw file, or download it."""
+def _find_raw_file(key: str, root: str | Path | None, raw_dir: str | Path | None) -> Path:
+    """Find the file of a set of MoleculeNet, packed or not; else download it."""
     title, published, *_ = PyGMoleculeNet.names[key]
     if raw_dir is None and root is None:
         raise mismatch(ValueError, "MoleculeNet: no folder is given", "root or raw_dir", "neither")
