@@ -141,12 +141,12 @@ static void forward_run(const struct run *r)
     memset(r->hidden, 0, width * sizeof *r->hidden);
     memset(r->memory, 0, width * sizeof *r->memory);
     if (r->packed_input)
-        pack_rows(r->weight_input, 3 * width, r->features, r->packed_input, threads);
+        pack_transpose(r->weight_input, 3 * width, r->features, r->packed_input, threads);
     if (r->packed_hidden)
-        pack_rows(r->weight_hidden, columns(&all), ragged ? width : r->arity * width,
-                  r->packed_hidden, threads);
+        pack_transpose(r->weight_hidden, columns(&all), ragged ? width : r->arity * width,
+                       r->packed_hidden, threads);
     if (r->packed_forget)
-        pack_rows(forget_weight(r), width, width, r->packed_forget, threads);
+        pack_transpose(forget_weight(r), width, width, r->packed_forget, threads);
     forward_leaves(r, threads);
     /* All children of a node share the bias of the forget gate. */
     memcpy(r->all_bias, r->bias, 3 * width * sizeof *r->bias);
@@ -204,10 +204,10 @@ static void backward_run(const struct run *r)
     if (above.outside_memory)
         above.outside_memory += r->leaves * above.outside_memory_row;
     if (r->packed_hidden)
-        pack_columns(r->weight_hidden, columns(&all), ragged ? width : r->arity * width,
-                     r->packed_hidden, threads);
+        pack_matrix(r->weight_hidden, columns(&all), ragged ? width : r->arity * width,
+                    r->packed_hidden, threads);
     if (r->packed_forget)
-        pack_columns(forget_weight(r), width, width, r->packed_forget, threads);
+        pack_matrix(forget_weight(r), width, width, r->packed_forget, threads);
     int64_t end = r->inner;
     for (int64_t level = r->levels - 1; level > 0; level--) {
         const int64_t start = end - r->sizes[level];

@@ -1,10 +1,21 @@
 /* Products of many rows with a matrix, float32. A part of kernels.c.
 
-   The matrix is packed once, which takes as long as the product of some 50 rows. A panel holds the
-   columns of two vectors, or of one at the end: for each number of a row, the weights of these
-   columns. The sums of a tile of rows times a panel stay in registers. */
+   pack_transpose or pack_matrix, once for all rows -> packed_product, for each block of rows
 
-/* Rows of a tile: with their sums, a row of the panel and one number fill the registers. */
+   Here m numbers the rows of a product, c its columns, and k the numbers that a sum is over:
+   out[m][c] = sum of rows[m][k] * matrix[k][c] + bias[c]. There are `inner` of the last.
+
+   A packed matrix is a list of panels. A panel holds all weights of some columns, as many as two
+   vectors have, or one vector if no more are left. It holds them in the order in which a product
+   reads them, with zeros where there are no more columns:
+
+       matrix[0][first], .., matrix[0][first + width - 1],
+       matrix[1][first], .., matrix[1][first + width - 1], .. up to matrix[inner - 1]
+
+   A product of a panel is computed for a few rows at once, a tile, whose sums stay in registers.
+   Packing takes as long as the product of some 50 rows. */
+
+/* Most rows of a tile: with their sums, a row of the panel and one number fill the registers. */
 #ifdef __AVX512F__
 #define TILE 14
 #elif defined(__SSE2__) && !defined(__AVX2__)
@@ -12,6 +23,7 @@
 #else
 #define TILE 6
 #endif
+/* Columns of a panel, but perhaps of the last. */
 #define PANEL (2 * LANES)
 
 /* Columns of a panel where `left` columns of the matrix are left. */
@@ -25,50 +37,55 @@ INLINE int64_t at_most(int64_t limit, int64_t count)
     return count < limit ? count : limit;
 }
 
-/* Two rows exchange every second number, pair of numbers, or half. */
+/* Packing. Eight rows of eight numbers are transposed in registers. */
+
+/* Replaces two vectors by two choices of their numbers; those of `two` are counted from 8. */
+#define EXCHANGE(one, two, for_one, for_two)                                                       \
+    {                                                                                              \
+        const eight_t before = one;                                                                \
+        one = SHUFFLE(before, two, UNWRAPPED for_one);                                             \
+        two = SHUFFLE(before, two, UNWRAPPED for_two);                                             \
+    }
+#define UNWRAPPED(...) __VA_ARGS__
+
+/* They exchange every second number, pair of numbers, or half. */
 #define EXCHANGE_NUMBERS(one, two)                                                                 \
     EXCHANGE(one, two, (0, 8, 2, 10, 4, 12, 6, 14), (1, 9, 3, 11, 5, 13, 7, 15))
 #define EXCHANGE_PAIRS(one, two)                                                                   \
     EXCHANGE(one, two, (0, 1, 8, 9, 4, 5, 12, 13), (2, 3, 10, 11, 6, 7, 14, 15))
 #define EXCHANGE_HALVES(one, two)                                                                  \
     EXCHANGE(one, two, (0, 1, 2, 3, 8, 9, 10, 11), (4, 5, 6, 7, 12, 13, 14, 15))
-#define UNWRAPPED(...) __VA_ARGS__
-#define EXCHANGE(one, two, first, second)                                                          \
-    {                                                                                              \
-        const eight_t before = one;                                                                \
-        one = SHUFFLE(before, two, UNWRAPPED first);                                               \
-        two = SHUFFLE(before, two, UNWRAPPED second);                                              \
-    }
 
-/* to[k][c] = from[c][k] for eight rows and columns; rows are `stride` and `apart`. */
-INLINE void transpose_eight(const float *from, int64_t stride, float *to, int64_t apart)
+/* to[k][c] = from[c][k] for eight rows and columns, by exchanges within squares of 2, 4 and 8. */
+INLINE void transpose_eight(const float *from, int64_t from_stride, float *to, int64_t to_stride)
 {
     eight_t row[8];
     UNROLL for (int c = 0; c < 8; c++)
-        memcpy(&row[c], from + c * stride, sizeof row[c]);
+        memcpy(&row[c], from + c * from_stride, sizeof row[c]);
     UNROLL for (int c = 0; c < 8; c += 2)
         EXCHANGE_NUMBERS(row[c], row[c + 1])
-    UNROLL for (int c = 0; c < 8; c += c % 2 ? 3 : 1)
-        EXCHANGE_PAIRS(row[c], row[c + 2])
+    UNROLL for (int square = 0; square < 8; square += 4) {
+        EXCHANGE_PAIRS(row[square], row[square + 2])
+        EXCHANGE_PAIRS(row[square + 1], row[square + 3])
+    }
     UNROLL for (int c = 0; c < 4; c++)
         EXCHANGE_HALVES(row[c], row[c + 4])
     UNROLL for (int k = 0; k < 8; k++)
-        memcpy(to + k * apart, &row[k], sizeof row[k]);
+        memcpy(to + k * to_stride, &row[k], sizeof row[k]);
 }
 
-/* The same for fewer rows or columns, with zeros for missing rows. */
-static void transpose_some(const float *from, int64_t rows_count, int64_t columns, int64_t stride,
-                           float *to, int64_t apart)
+/* The same where there are fewer c or k, with zeros for the c that are missing. */
+static void transpose_some(const float *from, int64_t count_c, int64_t count_k, int64_t from_stride,
+                           float *to, int64_t to_stride)
 {
-    for (int64_t k = 0; k < columns; k++)
+    for (int64_t k = 0; k < count_k; k++)
         for (int64_t c = 0; c < 8; c++)
-            to[k * apart + c] = c < rows_count ? from[c * stride + k] : 0.0f;
+            to[k * to_stride + c] = c < count_c ? from[c * from_stride + k] : 0.0f;
 }
 
-/* Packs a [columns, inner] matrix for products with rows of `inner` numbers: each panel holds, for
-   each of these, the weights of its columns, and zeros behind the last column. */
-static void pack_rows(const float *weight, int64_t columns, int64_t inner, float *panels,
-                      int threads)
+/* Packs the transpose of a [columns, inner] weight, for products rows * weight^T. */
+static void pack_transpose(const float *weight, int64_t columns, int64_t inner, float *panels,
+                           int threads)
 {
     PARALLEL_FOR(threads > 1 && columns * inner > LARGE)
     for (int64_t first = 0; first < columns; first += PANEL) {
@@ -76,32 +93,33 @@ static void pack_rows(const float *weight, int64_t columns, int64_t inner, float
         float *panel = panels + first * inner;
         for (int64_t k = 0; k < inner; k += 8) {
             for (int64_t c = 0; c < width; c += 8) {
-                const int64_t rows_count = columns - first - c;
+                const int64_t columns_left = columns - first - c;
                 const float *from = weight + (first + c) * inner + k;
                 float *to = panel + k * width + c;
-                if (rows_count >= 8 && inner - k >= 8)
+                if (columns_left >= 8 && inner - k >= 8)
                     transpose_eight(from, inner, to, width);
                 else
-                    transpose_some(from, rows_count, at_most(8, inner - k), inner, to, width);
+                    transpose_some(from, columns_left, at_most(8, inner - k), inner, to, width);
             }
         }
     }
 }
 
-/* Packs the transpose of a [columns, inner] matrix, for products with rows of `columns` numbers. */
-static void pack_columns(const float *weight, int64_t columns, int64_t inner, float *panels,
-                         int threads)
+/* Packs an [inner, columns] weight as it is, for products rows * weight. */
+static void pack_matrix(const float *weight, int64_t inner, int64_t columns, float *panels,
+                        int threads)
 {
     PARALLEL_FOR(threads > 1 && columns * inner > LARGE)
-    for (int64_t first = 0; first < inner; first += PANEL) {
-        const int64_t left = inner - first, width = panel_width(left);
-        float *panel = panels + first * columns;
-        for (int64_t c = 0; c < columns; c++) {
-            const float *from = weight + c * inner + first;
-            float *to = panel + c * width;
+    for (int64_t first = 0; first < columns; first += PANEL) {
+        const int64_t left = columns - first;
+        const int64_t width = panel_width(left);
+        float *panel = panels + first * inner;
+        for (int64_t k = 0; k < inner; k++) {
+            const float *from = weight + k * columns + first;
+            float *to = panel + k * width;
             if (left >= width) {
-                for (int64_t k = 0; k < width; k += LANES)
-                    *(lanes_t *)(to + k) = lanes(from + k);
+                for (int64_t c = 0; c < width; c += LANES)
+                    *(lanes_t *)(to + c) = lanes(from + c);
             } else {
                 memcpy(to, from, left * sizeof *to);
                 memset(to + left, 0, (width - left) * sizeof *to);
@@ -110,8 +128,10 @@ static void pack_columns(const float *weight, int64_t columns, int64_t inner, fl
     }
 }
 
-/* out[m][c] = bias[c] + sum of rows[m][k] * panel[k][c] over k, for the rows of a tile and the
-   columns of a panel, of which `left` exist. */
+/* Products. */
+
+/* The product of the rows of a tile and a panel of one or two vectors. Of the matrix, `left` columns
+   are left; `columns` is the width of `out`. */
 INLINE void tile_of(int rows_count, int vectors, const float *rows, int64_t inner,
                     const float *panel, const float *bias, int64_t left, float *out,
                     int64_t columns)
@@ -146,10 +166,10 @@ INLINE void tile_of(int rows_count, int vectors, const float *rows, int64_t inne
         tile_of(count, vectors, rows, inner, panel, bias, left, out, columns);                     \
         break;
 
-/* The number of rows as a constant. */
-INLINE void tile_with(int64_t rows_count, int vectors, const float *rows, int64_t inner,
-                      const float *panel, const float *bias, int64_t left, float *out,
-                      int64_t columns)
+/* Calls tile_of with the number of rows as a constant, for which its loops are unrolled. */
+INLINE void unrolled_tile(int64_t rows_count, int vectors, const float *rows, int64_t inner,
+                          const float *panel, const float *bias, int64_t left, float *out,
+                          int64_t columns)
 {
     switch (rows_count) {
         TILE_CASE(1)
@@ -173,22 +193,23 @@ INLINE void tile_with(int64_t rows_count, int vectors, const float *rows, int64_
     }
 }
 
-/* The columns of one panel for all rows, in tiles of about the same size. */
+/* The product of all rows and a panel, in tiles of about the same size. */
 static void panel_product(const float *rows, int64_t count, int64_t inner, const float *panel,
                           const float *bias, int64_t left, float *out, int64_t columns)
 {
-    float own_bias[PANEL] = {0};
+    float padded_bias[PANEL] = {0};
     if (bias)
-        memcpy(own_bias, bias, at_most(PANEL, left) * sizeof *bias);
+        memcpy(padded_bias, bias, at_most(PANEL, left) * sizeof *bias);
     const int64_t tiles = (count + TILE - 1) / TILE;
     for (int64_t tile = 0; tile < tiles; tile++) {
-        const int64_t m = count * tile / tiles, size = count * (tile + 1) / tiles - m;
-        const float *some = rows + m * inner;
-        float *to = out + m * columns;
+        const int64_t first = count * tile / tiles;
+        const int64_t size = count * (tile + 1) / tiles - first;
+        const float *from = rows + first * inner;
+        float *to = out + first * columns;
         if (left > LANES)
-            tile_with(size, 2, some, inner, panel, own_bias, left, to, columns);
+            unrolled_tile(size, 2, from, inner, panel, padded_bias, left, to, columns);
         else
-            tile_with(size, 1, some, inner, panel, own_bias, left, to, columns);
+            unrolled_tile(size, 1, from, inner, panel, padded_bias, left, to, columns);
     }
 }
 
