@@ -74,7 +74,7 @@ class NativeGates(TorchGates):
             bias=self.bias if plan.half else None,
             forget_bias=self.forget_bias if plan.half else None,
             index=plan.children, starts=plan.child_start if plan.ragged else None,
-            all_hidden=self.all_hidden, cells=self.all_memory, gathered=self.gathered,
+            all_hidden=self.all_hidden, all_memory=self.all_memory, gathered=self.gathered,
             sums=self.sums,
         )  # fmt: skip
 

@@ -148,7 +148,7 @@ INLINE void children_of(const struct nodes *all, struct block at, int64_t row, i
 }
 
 /* Columns of a row of gates: u, i, o, and the forget gates of a fixed number of children. */
-INLINE int64_t columns(const struct nodes *all)
+INLINE int64_t gate_columns(const struct nodes *all)
 {
     return (3 + (all->arity > 0 ? all->arity : 0)) * all->width;
 }
@@ -159,7 +159,7 @@ INLINE void *forget_of(const struct nodes *all, struct gates gates, int64_t row,
 {
     if (all->arity < 0)
         return place_in(all->half, gates.forget, child * all->width);
-    const int64_t at = row * columns(all) + (3 + child - first) * all->width;
+    const int64_t at = row * gate_columns(all) + (3 + child - first) * all->width;
     return place_in(all->half, gates.rows, at);
 }
 
@@ -259,7 +259,7 @@ INLINE void forward_row(const struct nodes *all, struct block at, int64_t row,
                         struct gates products, struct gates gates, void *own)
 {
     const int64_t width = all->width, half = all->half, *index = all->index + at.edge;
-    const int64_t here = (at.first + row) * width, mine = row * columns(all);
+    const int64_t here = (at.first + row) * width, mine = row * gate_columns(all);
     float room[half ? 9 * width : 1], *of_forget = room + 3 * width;
     float *c = all->memory + here, *h = all->hidden + here;
     void *of_c = place_in(half, all->activated, here), *to = place_in(half, gates.rows, mine);
@@ -275,7 +275,8 @@ INLINE void forward_row(const struct nodes *all, struct block at, int64_t row,
         void *to_forget = forget_of(all, gates, row, child, first);
         float *forget = with_bias(half, forget_of(all, products, row, child, first), to_forget,
                                   width, all->forget_bias, of_forget);
-        carry(width, forget, input ? input + 3 * width : 0, all->cells + index[child] * width, c);
+        carry(width, forget, input ? input + 3 * width : 0, all->all_memory + index[child] * width,
+              c);
         write_row(half, forget, width, to_forget);
     }
     float *activated = half ? room + 4 * width : of_c;
@@ -374,10 +375,10 @@ INLINE void down_to_products(int64_t width, given_t u, given_t i, given_t dropou
 
 /* Writes the gradients of the products of a node, and those of the children's memory. */
 INLINE void backward_row(const struct nodes *all, const struct incoming *given, struct block at,
-                         int64_t row, struct gates gates, struct gates grads, float *to_cells)
+                         int64_t row, struct gates gates, struct gates grads, float *to_memory)
 {
     const int64_t width = all->width, half = all->half, *index = all->index + at.edge;
-    const int64_t number = at.first + row, here = number * width, mine = row * columns(all);
+    const int64_t number = at.first + row, here = number * width, mine = row * gate_columns(all);
     const int64_t from = (given->place ? given->place[number] : number) * width;
     const float *outside_h = given->outside_hidden, *outside_c = given->outside_memory;
     float room[half ? 9 * width : 1], of_hidden[given->half ? width : 1];
@@ -400,8 +401,8 @@ INLINE void backward_row(const struct nodes *all, const struct incoming *given, 
         const float *forget =
             read_row(half, forget_of(all, gates, row, child, first), width, room + 7 * width);
         float *to_forget = half ? room + 8 * width : to_place;
-        down_to_child(width, to_i, forget, all->cells + index[child] * width, to_forget,
-                      to_cells + child * width);
+        down_to_child(width, to_i, forget, all->all_memory + index[child] * width, to_forget,
+                      to_memory + child * width);
         write_row(half, to_forget, width, to_place);
     }
     down_to_products(width, u, i, all->dropout_mask ? all->dropout_mask + here : 0, to_u, to_i);
@@ -410,9 +411,9 @@ INLINE void backward_row(const struct nodes *all, const struct incoming *given, 
 
 /* Writes the gradients of products, and those of the children's memory. */
 static void backward(const struct nodes *all, const struct incoming *given, struct block at,
-                     struct gates gates, struct gates grads, float *to_cells, int threads)
+                     struct gates gates, struct gates grads, float *to_memory, int threads)
 {
     PARALLEL_FOR(worth(all, at, threads))
     for (int64_t row = 0; row < at.size; row++)
-        backward_row(all, given, at, row, gates, grads, to_cells);
+        backward_row(all, given, at, row, gates, grads, to_memory);
 }

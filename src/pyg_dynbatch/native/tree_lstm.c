@@ -72,7 +72,7 @@ static const struct field nodes_fields[] = {
     FIELD(nodes, hidden),      FIELD(nodes, memory),       FIELD(nodes, activated),
     FIELD(nodes, half_hidden), FIELD(nodes, dropout_mask), FIELD(nodes, bias),
     FIELD(nodes, forget_bias), FIELD(nodes, index),        FIELD(nodes, starts),
-    FIELD(nodes, all_hidden),  FIELD(nodes, cells),        FIELD(nodes, gathered),
+    FIELD(nodes, all_hidden),  FIELD(nodes, all_memory),   FIELD(nodes, gathered),
     FIELD(nodes, sums),
 };
 
@@ -229,7 +229,7 @@ PyMethodDef tree_lstm_functions[] = {
     {"tree_lstm_forward", POSITIONS(forward),
      "nodes, *block, products, their forget, gates, forget, own, filled, threads"},
     {"tree_lstm_backward", POSITIONS(backward),
-     "nodes, incoming, *block, gates, forget, grads, to_forget, to_cells, threads"},
+     "nodes, incoming, *block, gates, forget, grads, to_forget, to_memory, threads"},
     {"tree_lstm_sum_equal", POSITIONS(sum_equal),
      "incoming, cell, leaves, width, hidden, memory, threads"},
     {"tree_lstm_forward_run", KEYWORDS(forward_run), "Run a whole schedule."},

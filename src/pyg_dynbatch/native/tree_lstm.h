@@ -19,8 +19,8 @@ struct nodes {
     const float *dropout_mask;
     const float *bias, *forget_bias; /* What products of bfloat16 lack. */
     const int64_t *index, *starts;
-    const void *all_hidden; /* h of all nodes, to be read by `index`. */
-    const float *cells;     /* So is c. */
+    const void *all_hidden;  /* h of all nodes, to be read by `index`. */
+    const float *all_memory; /* So is c. */
     void *gathered, *sums;
 };
 
@@ -32,7 +32,8 @@ struct gates {
 
 /* Consecutive nodes of one level, and their children. */
 struct block {
-    int64_t first, size, edge, edges;
+    int64_t first, size; /* Nodes, counted among the leaves or among the inner nodes. */
+    int64_t edge, edges; /* The first child, counted among those of all inner nodes; how many. */
 };
 
 /* The gradients of h and c of the nodes: what parents wrote, and what comes from outside. */
@@ -44,19 +45,23 @@ struct incoming {
     const float *outside_hidden, *outside_memory;
 };
 
-/* A whole schedule. Leaves come first; they are level 0. `leaf_of` is the computed leaf of every
-   leaf, or none if each is computed. */
+/* A whole schedule. Leaves come first; they are level 0. Equal leaves are computed once. */
 struct run {
-    int64_t width, arity, leaves, levels, inner, slots;
-    int64_t features, cells, inputs; /* Width of an input; computed leaves, and those with input. */
+    int64_t width, threads;
+    int64_t arity; /* Child places of a node; -1 for any number of children. */
+    int64_t levels, leaves, inner, slots; /* Counts; inner nodes, and child slots of these. */
+    int64_t cells, inputs, features; /* Computed leaves, those with an input, width of an input. */
     int64_t keeps; /* Whether the gates of all blocks are kept for a backward pass. */
-    int64_t threads;
     const int64_t *sizes, *filled; /* Nodes of each level, and those with an input, first. */
-    const int64_t *index, *starts, *leaf_of;
-    const float *rows, *weight_input, *weight_hidden, *bias, *own, *dropout_mask;
+    const int64_t *index, *starts; /* Of each child slot the row of the child; see first_child. */
+    const int64_t *leaf_of;        /* The computed leaf of every leaf, or none if all are. */
+    const float *rows;             /* Inputs, first those of leaves. */
+    const float *own;              /* W x of the inner nodes with an input, or none. */
+    const float *weight_input, *weight_hidden, *bias, *dropout_mask;
     float *hidden, *memory, *activated; /* Of all nodes, after a row for missing children. */
     float *leaf_hidden, *leaf_memory, *leaf_activated; /* Of computed leaves. */
-    float *gathered, *sums, *leaf_gates, *gates, *forget;
+    float *gathered, *sums; /* h of the children; with any number of them, their sum per node. */
+    float *leaf_gates, *gates, *forget;
     float *all_bias; /* Room for the bias of the gates in the row of a node. */
     float *products; /* Room for those of a block, from which its gates are computed. */
     float *packed_input, *packed_hidden, *packed_forget; /* Room for panels of weights, or none. */
@@ -83,7 +88,7 @@ struct kernels {
     void (*forward)(const struct nodes *, struct block, struct gates products, struct gates gates,
                     const void *own, int64_t filled, int);
     void (*backward)(const struct nodes *, const struct incoming *, struct block,
-                     struct gates gates, struct gates grads, float *to_cells, int);
+                     struct gates gates, struct gates grads, float *to_memory, int);
     void (*sum_equal)(const struct incoming *, const int64_t *cell, int64_t leaves, int64_t width,
                       float *hidden, float *memory, int);
     void (*forward_run)(const struct run *);
