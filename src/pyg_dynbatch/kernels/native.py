@@ -1,6 +1,12 @@
-"""Tree-LSTMs in C on CPUs: gates of blocks, and whole schedules in one call each way.
+"""Tree-LSTMs in C on CPUs, in one of two ways.
 
-Single precision; gates of blocks also for products in bfloat16.
+- :class:`NativeGates`: torch computes the products of each block of nodes, in single precision or
+  bfloat16, and C its gates.
+- :class:`NativeKernel`: C runs a whole schedule in one call each way, in single precision, with
+  products of its own. This is for small ones, of which :func:`runs_at_once` decides.
+
+Arguments of C have the names of the structs in ``native/tree_lstm.h``. C is given addresses: a
+tensor must stay alive while a struct with its address is in use.
 """
 
 from array import array
@@ -27,7 +33,7 @@ from pyg_dynbatch.kernels.blocks import (
 # From this many rows on, products with packed panels are faster by more than packing takes.
 _WORTH_PACKING = 48
 
-# Panels end with a whole vector, of at most this many numbers.
+# Panels end with a whole vector, of at most this many numbers: LANES of ``native/products.h``.
 _VECTOR = 16
 
 
@@ -40,7 +46,7 @@ def runs_at_once(plan: RunPlan, weights: Sequence[Tensor]) -> bool:
 
 
 def casting_pays_off(schedule: Levels, inputs: Tensor, weights: Sequence[Tensor]) -> bool:
-    """Choose whether products are in bfloat16 under autocast, or C runs it at once in float32."""
+    """Choose whether autocast casts products to bfloat16; else C runs all at once in float32."""
     inner = schedule.num_nodes - schedule.level_sizes[0]
     is_small = inner * weights[1].numel() < chosen_products().own_work
     return not (is_small and schedule.single_parent and is_native(inputs, *weights))
@@ -67,6 +73,7 @@ class NativeGates(TorchGates):
         self.threads = torch.get_num_threads()
         self.dropout_mask = _mask(self.dropout_mask, self.memory)
         arity = -1 if plan.ragged else plan.arity
+        # A struct with the addresses of the tensors that this object holds.
         self.nodes: bytes = self.native.tree_lstm_nodes(
             width=self.width, arity=arity if inner else 0, half=int(plan.half),
             hidden=self.hidden, memory=self.memory, activated=self.activated,
@@ -80,7 +87,7 @@ class NativeGates(TorchGates):
 
     def gather(self, block: NodeBlock) -> None:
         """Gather h of the children of a block, and sum it per node if ``sums`` is given."""
-        self.native.tree_lstm_gather(self.nodes, *block[:4], self.threads)
+        self.native.tree_lstm_gather(self.nodes, *_place_of(block), self.threads)
 
     def forward(
         self, block: NodeBlock, products: Gates, gates: Gates, own: Tensor | None = None
@@ -88,7 +95,7 @@ class NativeGates(TorchGates):
         """Activate products to gates, and write the states of a block."""
         self.native.tree_lstm_forward(
             self.nodes,
-            *block[:4],
+            *_place_of(block),
             products.rows,
             products.forget,
             gates.rows,
@@ -104,8 +111,8 @@ class NativeGates(TorchGates):
         """Write the gradients of products, and for inner nodes those of the children's c."""
         self.native.tree_lstm_backward(
             self.nodes,
-            _packed(incoming),
-            *block[:4],
+            _incoming_struct(incoming),
+            *_place_of(block),
             gates.rows,
             gates.forget,
             grads.rows,
@@ -118,9 +125,10 @@ class NativeGates(TorchGates):
         """Sum the gradients of equal leaves, always in the same order."""
         width = incoming.hidden.size(1)
         cell = cell.contiguous()
-        hidden, memory = (incoming.memory.new_zeros(cells, width) for _ in range(2))
+        hidden = incoming.memory.new_zeros(cells, width)
+        memory = incoming.memory.new_zeros(cells, width)
         self.native.tree_lstm_sum_equal(
-            _packed(incoming), cell, cell.size(0), width, hidden, memory, self.threads
+            _incoming_struct(incoming), cell, cell.size(0), width, hidden, memory, self.threads
         )
         return StateGradients(hidden, memory)
 
@@ -133,16 +141,18 @@ class NativeKernel(Kernel):
         weight_input, weight_hidden, bias = map(_plain, weights)
         rows = RunRows.of(plan, bias, bias.size(0) // 4)
 
-        features = inputs.size(1)
-        filled = inputs[plan.leaf_inputs :]
+        # W x of the inner nodes with an input, which C adds to their products of h.
+        inner_inputs = inputs[plan.leaf_inputs :]
+        num_inner_inputs = inner_inputs.size(0)
         own = None
-        if count := filled.size(0):
-            own = RowProduct(weight_input, rows=count)(filled, 0, count)
+        if num_inner_inputs:
+            product = RowProduct(weight_input, rows=num_inner_inputs)
+            own = product(inner_inputs, 0, num_inner_inputs)
 
         loaded_extension().tree_lstm_forward_run(
-            **_fields(plan, rows, weight_hidden), keeps=plan.keeps, hidden=rows.hidden,
+            **_shared_fields(plan, rows, weight_hidden), keeps=plan.keeps, hidden=rows.hidden,
             rows=inputs, weight_input=weight_input, bias=bias, own=own,
-            all_bias=bias.new_empty(rows.gates.size(1)), features=features,
+            all_bias=bias.new_empty(rows.gates.size(1)), features=inputs.size(1),
             products=_room_for_products(plan, rows),
             leaf_hidden=rows.leaf_hidden, leaf_memory=rows.leaf_memory,
             packed_input=_room_for_panels(plan.leaf_inputs, weight_input),
@@ -160,26 +170,29 @@ class NativeKernel(Kernel):
         to_hidden, to_memory = incoming.buffers(0, plan.slots)
         to_sums = None
         if plan.ragged:
-            widest = max(plan.schedule.level_sizes[1:], default=0)
-            to_sums = rows.memory.new_empty(min(widest, BLOCK), width)
+            widest_level = max(plan.schedule.level_sizes[1:], default=0)
+            to_sums = rows.memory.new_empty(min(widest_level, BLOCK), width)
 
         of_cells = None
         if plan.leaf_inverse is not None:
-            hidden, memory = (rows.memory.new_zeros(plan.leaf_cells, width) for _ in range(2))
-            of_cells = _packed(StateGradients(hidden, memory))
+            # C adds up the gradients of equal leaves in these.
+            hidden = rows.memory.new_zeros(plan.leaf_cells, width)
+            memory = rows.memory.new_zeros(plan.leaf_cells, width)
+            of_cells = _incoming_struct(StateGradients(hidden, memory))
 
         weight_hidden = _plain(weight_hidden)
         loaded_extension().tree_lstm_backward_run(
-            **_fields(plan, rows, weight_hidden), keeps=True, given=_packed(incoming),
+            **_shared_fields(plan, rows, weight_hidden), keeps=True,
             **_rooms_for_panels(plan, weight_hidden),
-            of_cells=of_cells, leaf_grads=leaf_grads, grads=grads.rows, to_forget=grads.forget,
+            given=_incoming_struct(incoming), of_cells=of_cells,
+            leaf_grads=leaf_grads, grads=grads.rows, to_forget=grads.forget,
             to_hidden=to_hidden, to_memory=to_memory, to_sums=to_sums,
         )  # fmt: skip
         return grads, leaf_grads
 
 
-def _packed(incoming: StateGradients) -> bytes:
-    """The gradients of states, as C reads them; they must be kept alive."""
+def _incoming_struct(incoming: StateGradients) -> bytes:
+    """Return a ``struct incoming`` with the addresses of the gradients."""
     of_h, of_c = incoming.outside
     struct: bytes = loaded_extension().tree_lstm_incoming(
         half=int(incoming.hidden.dtype == torch.bfloat16), hidden=incoming.hidden,
@@ -190,12 +203,18 @@ def _packed(incoming: StateGradients) -> bytes:
     return struct
 
 
+def _place_of(block: NodeBlock) -> tuple[int, int, int, int]:
+    """Return the fields of ``struct block``."""
+    return block.first, block.size, block.edge, block.edges
+
+
 def _mask(mask: Tensor | None, like: Tensor) -> Tensor | None:
+    """Return the dropout mask as C reads it."""
     return None if mask is None else mask.to(like.dtype).contiguous()
 
 
-def _fields(plan: RunPlan, rows: RunRows, weight_hidden: Tensor) -> dict[str, Any]:
-    """The fields of ``struct run`` that both ways read."""
+def _shared_fields(plan: RunPlan, rows: RunRows, weight_hidden: Tensor) -> dict[str, Any]:
+    """Return the fields of ``struct run`` that both ways read."""
     schedule = plan.schedule
     return {
         "width": rows.memory.size(1), "arity": -1 if plan.ragged else plan.arity,
@@ -213,35 +232,39 @@ def _fields(plan: RunPlan, rows: RunRows, weight_hidden: Tensor) -> dict[str, An
 
 
 def _room_for_products(plan: RunPlan, rows: RunRows) -> Tensor:
-    """Room for the products of any block; those of leaves are narrower."""
-    largest = min(BLOCK, max(plan.leaf_cells, *plan.schedule.level_sizes[1:], 0))
-    return rows.gates.new_empty(largest, rows.gates.size(1))
+    """Make room for the products of any block; those of leaves are narrower."""
+    largest_level = max(plan.leaf_cells, *plan.schedule.level_sizes[1:], 0)
+    return rows.gates.new_empty(min(BLOCK, largest_level), rows.gates.size(1))
 
 
 def _rooms_for_panels(plan: RunPlan, weight_hidden: Tensor) -> dict[str, Tensor | None]:
-    """Room to pack the weights of h, where the products of so many rows are worth it."""
-    columns = weight_hidden.size(0)
+    """Make room to pack the weights of h, where the products of so many rows are worth it."""
     if not plan.ragged:
         return {"packed_hidden": _room_for_panels(plan.inner, weight_hidden), "packed_forget": None}
-    gates, forget = weight_hidden.split([columns // 4 * 3, columns // 4])
+    width = weight_hidden.size(0) // 4
+    of_node, of_child = weight_hidden.split([3 * width, width])  # u, i, o, and the forget gate
     return {
-        "packed_hidden": _room_for_panels(plan.inner, gates),
-        "packed_forget": _room_for_panels(plan.slots, forget),
+        "packed_hidden": _room_for_panels(plan.inner, of_node),
+        "packed_forget": _room_for_panels(plan.slots, of_child),
     }
 
 
 def _room_for_panels(rows: int, weight: Tensor) -> Tensor | None:
-    """Room for the panels of a matrix or of its transpose, if products of so many rows use them."""
+    """Make room for the panels of a matrix or its transpose, if products of so many rows use them.
+
+    The last panel has zeros up to a whole vector, along the columns or those of the transpose.
+    """
     if rows < _WORTH_PACKING:
         return None
     columns, inner = weight.shape
-    return weight.new_empty(max(columns * _in_vectors(inner), _in_vectors(columns) * inner))
+    size = max(_whole_vectors(columns) * inner, columns * _whole_vectors(inner))
+    return weight.new_empty(size)
 
 
-def _in_vectors(count: int) -> int:
+def _whole_vectors(count: int) -> int:
     return (count + _VECTOR - 1) // _VECTOR * _VECTOR
 
 
 def _plain(rows: Tensor) -> Tensor:
-    # A tensor that is negated only when it is read is not negated in memory.
+    """Return rows as they must be in memory, where a tensor that torch negates lazily is not."""
     return rows.resolve_neg().contiguous()
