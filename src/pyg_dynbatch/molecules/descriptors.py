@@ -31,12 +31,7 @@ _EXTREME_CHARGES = {
 
 # Extremes of E-states, which RDKit by default computes anew for each. Sums of them over surfaces
 # read what it has kept with the molecule.
-_EXTREME_STATES = {
-    "MaxEStateIndex",
-    "MinEStateIndex",
-    "MaxAbsEStateIndex",
-    "MinAbsEStateIndex",
-}
+_EXTREME_STATES = {"MaxEStateIndex", "MinEStateIndex", "MaxAbsEStateIndex", "MinAbsEStateIndex"}
 
 
 class MoleculeDescriptors(Rebuildable, ABC):
