@@ -44,6 +44,7 @@ def predict(
     """Predict all examples of a source with one model, or the mean of several.
 
     A record that cannot be used keeps its row: its predictions are NaN, and its ``fault`` says why.
+    If no record can be used, there are no columns of predictions.
 
     Args:
         models: One model or several, which were trained on data of the same schema. Predictions are

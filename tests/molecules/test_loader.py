@@ -3,6 +3,7 @@
 import pytest
 from torch.utils.data import SequentialSampler
 
+from pyg_dynbatch.data import MoleculeFeaturizer
 from pyg_dynbatch.loader import Collater, MoleculeLoader, NodeBudgetBatchSampler, pair_counts
 from pyg_dynbatch.nn.pairs import Pairs
 from tests.molecules.batches import TABLE, molecule
@@ -33,6 +34,11 @@ def test_batches_bounded_by_pairs():
     loader = MoleculeLoader(data, TABLE, batch_sampler=sampler)
     assert all(batch.pairs.num_pairs <= 30 for batch in loader)
     assert sorted(sum(rows(loader), [])) == list(range(20))
+
+
+def test_a_featurizer_is_not_taken_for_its_table():
+    with pytest.raises(TypeError, match="expected: a PairTable\n  got:      MoleculeFeaturizer"):
+        MoleculeLoader(molecules(), MoleculeFeaturizer())
 
 
 def test_options_are_kept_under_their_own_names():

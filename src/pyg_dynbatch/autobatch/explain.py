@@ -67,8 +67,8 @@ class Explanation:
         mean = self.calls / max(self.steps, 1)
         lines = [
             f"{self.examples} examples, {self.calls} calls in {self.steps} steps "
-            f"({mean:.1f} calls per step; lower bound {self.lower_bound} steps), "
-            f"{self.flushes} flushes"
+            f"({mean:.1f} calls per step; lower bound of steps {self.lower_bound}), "
+            f"flushes: {self.flushes}"
         ]
         if self.kept:
             lines.append(

@@ -158,7 +158,7 @@ def parse_smiles(smiles: object) -> Mol:
         raise MoleculeError("the SMILES is empty", smiles=smiles)
     first, *rest = text.split(maxsplit=1)
     if rest and not _EXTENSION.fullmatch(rest[0]):
-        reason = f"after a blank there is {rest[0][:_LONGEST_SHOWN]!r}, not |…|"
+        reason = f"after a blank there is no extension |…|, but {rest[0][:_LONGEST_SHOWN]!r}"
         raise MoleculeError(reason, smiles=text)
     if not first.isascii() or "\0" in text:  # RDKit ignores these and all that follows
         raise MoleculeError("it is not a well-formed SMILES", smiles=text)

@@ -205,6 +205,10 @@ class MoleculeCollater(PlanningCollater):
         exclude_keys: Sequence[str] | None = None,
     ) -> None:
         super().__init__(None, follow_batch, exclude_keys)
+        if not isinstance(pair_table, PairTable):
+            problem = "MoleculeCollater: pair_table is of another class"
+            hint = "the pair_table of a data set or featurizer"
+            raise mismatch(TypeError, problem, "a PairTable", type(pair_table).__name__, hint=hint)
         self.pair_table = pair_table
         self.pair_set = pair_set
         self.self_pairs = self_pairs

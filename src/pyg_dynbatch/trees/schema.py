@@ -94,7 +94,8 @@ class TreeSchema:
                 return Entry(parsed.to_data(vocabulary, labelled=True), {})
             return Entry(self._nested(tree, vocabulary), {})
         except ValueError as error:
-            return Entry(None, {}, " ".join(str(error).split()))
+            lines = [" ".join(line.split()) for line in str(error).splitlines()]
+            return Entry(None, {}, "; ".join(lines))
 
     def _words(self) -> Vocabulary:
         if self.vocabulary is None:
