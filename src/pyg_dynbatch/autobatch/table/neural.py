@@ -42,11 +42,13 @@ def linear(call: TorchCall) -> Batched | None:
     """Multiply with a shared matrix, or with one of each row."""
     values = call.bound("input weight bias")
     types = call.types_of(values)
-    if values["weight"] is not ROW and values["bias"] is not ROW:
-        return call.direct() if types["input"].shape else None
-    if len(types["weight"].shape) != 2 or not types["input"].shape or is_autocast():
-        return None
     rank = len(types["input"].shape)
+    if not rank:
+        return None
+    if values["weight"] is not ROW and values["bias"] is not ROW:
+        return call.direct()
+    if len(types["weight"].shape) != 2 or is_autocast():
+        return None
 
     def form(*rows: Tensor) -> Tensor:
         arguments = filled(values, iter(rows))
@@ -58,11 +60,15 @@ def linear(call: TorchCall) -> Batched | None:
             x = repeated(x, size)
         if values["weight"] is not ROW:
             weight = repeated(weight, size)
-        flat = x.reshape(size, -1, x.size(-1))
-        result = (flat @ weight.mT).reshape(*x.shape[:-1], -1)
+
+        # One product of matrices for each row.
+        matrices = x.reshape(size, -1, x.size(-1))
+        result = (matrices @ weight.mT).reshape(*x.shape[:-1], -1)
         if bias is None:
             return result
-        return result + (aligned(bias, rank) if values["bias"] is ROW else bias)
+        if values["bias"] is ROW:
+            bias = aligned(bias, rank)
+        return result + bias
 
     return call.form(form)
 
@@ -180,9 +186,12 @@ def padded(call: TorchCall) -> Batched | None:
     pad = call.argument("pad", 1)
     if not _is_row(call) or not isinstance(pad, tuple | list):
         return None
-    if call.argument("mode", 2, "constant") == "constant":
+    mode = call.argument("mode", 2, "constant")
+    if mode == "constant":
         return call.direct()
-    return _over_space(call, len(pad) // 2)
+    # The other modes take only one or two dimensions in front of those that are padded.
+    num_padded_dims = len(pad) // 2  # two widths for each
+    return _over_space(call, num_padded_dims)
 
 
 # Attention.
@@ -310,19 +319,24 @@ def of_classes(call: TorchCall) -> Batched | None:
         size = rows[0].size(0)
         if values["target"] is not ROW:
             arguments["target"] = repeated(arguments["target"], size)
+
+        # Torch takes one batch axis: that of the rows joins the one in front.
         if has_batch:
             arguments["input"] = arguments["input"].flatten(0, 1)
             arguments["target"] = arguments["target"].flatten(0, 1)
-        loss = func(**arguments, reduction="none")
-        loss = loss.unflatten(0, (size, -1)) if has_batch else loss
+        losses = func(**arguments, reduction="none")
+        if has_batch:
+            losses = losses.unflatten(0, (size, -1))
         if reduction == "none":
-            return loss
+            return losses
 
-        total = loss.flatten(1).sum(1) if has_batch else loss
+        total = losses.flatten(1).sum(1) if has_batch else losses
         if reduction == "sum":
             return total
+
         if is_of_probabilities:
-            return total / (loss.numel() // size)
+            num_elements = losses.numel() // size  # of a row
+            return total / num_elements
         weights = _weights(**arguments).to(total.dtype)
         return total / weights.reshape(size, -1).sum(1)
 

@@ -97,10 +97,10 @@ def repeated_rows(call: TorchCall) -> Batched | None:
     """Repeat rows with copies."""
     if not call.is_of_one_row:
         return None
-    counts = _whole_numbers(call)
-    missing = len(call.result.shape) - len(counts)
-    every = (1,) * missing + counts
-    return call.form(lambda rows: aligned(rows, len(every)).repeat(1, *every))
+    repeats = _whole_numbers(call)
+    rank = len(call.result.shape)
+    repeats = (1,) * (rank - len(repeats)) + repeats  # tile() may leave out the first ones
+    return call.form(lambda rows: aligned(rows, rank).repeat(1, *repeats))
 
 
 def _whole_numbers(call: TorchCall) -> tuple[int, ...]:
