@@ -138,25 +138,29 @@ class Recorder:
         """Append one record and return its results; ``code`` if it is more than what is read."""
         if torch._C._is_any_autocast_enabled() is not self.autocast:
             self.refuse_switch()
+
+        # A record is the site and what it reads, and at least as long as there are results.
         begin = len(self._code)
-        kinds = site.kinds
-        build = site.build
         self._code.append(site.number)
         self._code.extend(reads if code is None else code)
-        self._code.extend([-1] * (begin + len(kinds) - len(self._code)))
-
-        needs = site.gradient
-        if needs is None:  # as its arguments
-            needs = any(map(self._needs_grad.__getitem__, reads))
+        num_missing = begin + len(site.kinds) - len(self._code)
+        self._code.extend([-1] * num_missing)
         size = len(self._code) - begin
-        self._needs_grad += bytes([needs and self.grad]) * size
-        self._is_view += bytes([site.is_view]) * size
-        for number in reads if site.is_view else ():
-            self._is_view[number] = 1
 
+        # Both flags have an entry for each integer of the code.
+        has_gradient = site.gradient
+        if has_gradient is None:  # if one of its arguments has
+            has_gradient = any(self._needs_grad[number] for number in reads)
+        self._needs_grad += bytes([has_gradient and self.grad]) * size
+        self._is_view += bytes([site.is_view]) * size
+        if site.is_view:
+            for number in reads:  # their memory is that of the results
+                self._is_view[number] = 1
+
+        make_value = _from_setup["lazy"]
         first = self.base + begin
-        results = [_from_setup["lazy"](self, first + n, kind) for n, kind in enumerate(kinds)]
-        return results[0] if build is None else build(results)
+        results = [make_value(self, number, kind) for number, kind in enumerate(site.kinds, first)]
+        return results[0] if site.build is None else site.build(results)
 
     def row_of(self, tensor: torch.Tensor) -> "Lazy | None":
         """Return the value of a tensor from outside, or None if :class:`Session` has to see."""
