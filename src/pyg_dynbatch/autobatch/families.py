@@ -317,11 +317,14 @@ def _entry_of(spec: "Spec") -> tuple[str, Maker | None]:
 
 
 def _on_all_positions(form: Form) -> RunAtOnce:
+    """Return what calls a form on all positions, unless the lengths of two arguments differ."""
+
     def run(arguments: Sequence[Sequences]) -> Sequence[AnyRows] | None:
         first, *others = arguments
         if not all(each.has_lengths_of(first) for each in others):
             return None
         results = form(*(each.positions for each in arguments))
+        # Each position has one result, so that the lengths remain.
         return [replace(first, positions=each) for each in tree_leaves(results)]
 
     return run

@@ -150,18 +150,23 @@ class Lengths:
     def meet(self, spec: "Spec", examined: Examined) -> None:
         """Choose how the family of a signature is run, and declare the types of its results."""
         types = [self._type_of_input(input_type) for input_type in spec.inputs]
-        if not any(types):
+        if not any(types):  # all rows are of fixed shapes
             return
+
         key = self._key_of(spec)
         if key not in self._recipes:
             module = self.table.module_of(spec)
-            self._recipes[key] = recipe_of(spec, module, types, examined, self.table.examine)
+            recipe = recipe_of(spec, module, types, examined, self.table.examine)
+            self._recipes[key] = recipe
             self._leaves[key] = examined.leaves
-            for varying_type in filter(None, self._recipes[key].results):
+            for varying_type in filter(None, recipe.results):
                 self._declare(varying_type)
-        for before, leaf in zip(self._leaves[key], examined.leaves, strict=False):
-            if isinstance(before, TensorType) and isinstance(leaf, TensorType):
-                self._see_results(before, leaf)
+
+        # A later member shows which lengths of the results vary with those of the arguments.
+        first_leaves = self._leaves[key]
+        for first_leaf, leaf in zip(first_leaves, examined.leaves, strict=False):
+            if isinstance(first_leaf, TensorType) and isinstance(leaf, TensorType):
+                self._see_results(first_leaf, leaf)
 
     def _see_results(self, one: TensorType, other: TensorType) -> None:
         """Declare the type of results that differ in lengths alone."""

@@ -82,6 +82,7 @@ _OTHER = _Other()
 
 
 def _nesting_of(value: object) -> Nesting | _Other:
+    """Return the nesting of a value; ``_OTHER`` if anything in it has none, as a list."""
     kind = type(value)
     if kind is Lazy or kind is Tensor:
         return None
@@ -93,7 +94,9 @@ def _nesting_of(value: object) -> Nesting | _Other:
                 return nesting
             nestings.append(nesting)
         return tuple(nestings)
-    return NODES[kind](value) if kind in NODES else _OTHER
+    if kind in NODES:
+        return NODES[kind](value)
+    return _OTHER
 
 
 def _list_leaves(value: Any, nesting: Nesting, leaves: list[object]) -> None:

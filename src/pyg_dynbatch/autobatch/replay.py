@@ -158,7 +158,10 @@ def _frozen(session: Session, origins: Origins, first: int, result: _Result) -> 
 
 
 class _Sources(NamedTuple):
-    """Rows of an example from outside, and the tensors that they are apart from its arguments."""
+    """Rows of an example from outside, and the tensors that they are apart from its arguments.
+
+    ``rows`` number the tensors: first the arguments, then those held, then constants.
+    """
 
     rows: list[KeptRows]
     held: list[Tensor]
@@ -176,29 +179,33 @@ def _sources(origins: Origins, first: int) -> _Sources:
         else:
             groups.setdefault((kind, own.is_whole), []).append(own)
 
+    # Arguments, and tensors that the model holds, remain tensors of their own.
     rows = list[KeptRows]()
     held = list[Tensor]()
+    first_held = len(origins.arguments)
     for (kind, is_whole), members in groups.items():
         numbers = list[int]()
         for own in members:
             number = origins.arguments.get(id(own.tensor))
             if number is None:
-                number = len(origins.arguments) + len(held)
+                number = first_held + len(held)
                 held.append(own.tensor)
             numbers.append(number)
         rows.append(KeptRows(kind, is_whole, numbers, _places(members, first)))
 
+    # Constants of one row type become one tensor.
     constants = list[Tensor]()
+    first_constant = first_held + len(held)
     for kind, members in groups_of_constants.items():
-        number = len(origins.arguments) + len(held) + len(constants)
+        stacks = [own.tensor if own.is_whole else own.tensor[None] for own in members]
+        number = first_constant + len(constants)
+        constants.append(torch.cat(stacks))
         rows.append(KeptRows(kind, True, [number], _places(members, first)))
-        pieces = [own.tensor if own.is_whole else own.tensor[None] for own in members]
-        constants.append(torch.cat(pieces))
     return _Sources(rows, held, constants)
 
 
 def _places(members: Sequence[OwnRows], first: int) -> np.ndarray:
-    """Return where the rows of records are."""
+    """Return where the code, which begins with the value ``first``, refers to rows."""
     return np.array([value._number + 1 - first for own in members for value in own.values])
 
 

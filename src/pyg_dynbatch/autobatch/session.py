@@ -393,16 +393,20 @@ class Session(Recorder):
 
     def shared_of(self, tensor: Tensor) -> Shared | None:
         """Return the mark of a parameter or buffer, or of a view of one."""
-        if (name := self.shared.get(id(tensor))) is not None:
+        name = self.shared.get(id(tensor))
+        if name is not None:
             if tensor.requires_grad is not (id(tensor) in self.trained):
                 raise changed(name, self.where())
             return Shared(name)
+
         base = tensor._base
+        if base is None or id(base) not in self.shared:
+            return None
+        # When calls are run, `as_strided` of the base makes the view anew: with the dtype of the
+        # base, neither conjugate nor negative, and with gradients.
+        if base.dtype != tensor.dtype or tensor.is_conj() or tensor.is_neg():
+            return None
         # Gradients do not flow from a view that was made under no_grad to its parameter.
-        if base is None or id(base) not in self.shared or base.dtype != tensor.dtype:
-            return None
-        if tensor.is_conj() or tensor.is_neg():
-            return None
         if base.requires_grad and self.grad and tensor.grad_fn is None:
             return None
         view = (tuple(tensor.shape), tensor.stride(), tensor.storage_offset())
@@ -660,15 +664,18 @@ class Session(Recorder):
 
     def finish(self, read_later: np.ndarray) -> None:
         """Run the last calls, also those of values that the model keeps; make tensors of these."""
-        kept = self.table.state.kept()
-        for value in kept:
+        kept_values = self.table.state.kept()
+        for value in kept_values:
             if value._session is not self:
                 self.foreign(value)
-        numbers = [value._number for value in kept]
-        self.flush(read_later=np.append(read_later, numbers).astype(np.int64))
-        if kept:
-            rows = self.rows_of([(value._kind, [value._number]) for value in kept])
-            self.table.state.replace(row[0] for row in rows)
+        kept_numbers = [value._number for value in kept_values]
+        self.flush(read_later=np.append(read_later, kept_numbers).astype(np.int64))
+
+        if kept_values:
+            # One row for each value.
+            groups = [(value._kind, [value._number]) for value in kept_values]
+            rows_of_values = self.rows_of(groups)
+            self.table.state.replace(rows[0] for rows in rows_of_values)
 
     def check_state(self) -> None:
         """Raise an error if the model has changed since its calls were recorded."""

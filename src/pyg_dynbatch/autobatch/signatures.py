@@ -297,7 +297,7 @@ class SignatureTable:
     ) -> SignatureSite:
         outputs = [leaf for leaf in examined.leaves if isinstance(leaf, TensorType)]
         form, build = _flat(examined)
-        signature = self._operation(form, spec.inputs, outputs, name)
+        signature = self._add_operation(form, spec.inputs, outputs, name)
         kinds = tuple(self.outside_of(row_type).kinds[0] for row_type in outputs)
         called = list[WatchedModule]()
         if isinstance(spec.target, str):
@@ -317,19 +317,21 @@ class SignatureTable:
             called=called,
         )
 
-    def _operation(
+    def _add_operation(
         self,
         form: Callable[..., Any],
         inputs: Sequence[InputType],
         outputs: Sequence[TensorType],
         name: str,
     ) -> Signature:
+        """Add an operation to the engine; a number makes its name unique: ``cat``, ``cat 2``."""
         operations = self.engine.operations
-        unique = stem = name.replace(".", "/")
-        while unique in operations:
+        stem = name.replace(".", "/")
+        unique_name = stem
+        while unique_name in operations:
             self.names[stem] += 1
-            unique = f"{stem} {self.names[stem] + 1}"
-        return operations.add(form, inputs, outputs, name=unique, random=False)
+            unique_name = f"{stem} {self.names[stem] + 1}"
+        return operations.add(form, inputs, outputs, name=unique_name, random=False)
 
     def add_family(self, member: SignatureSite, family: Family) -> SignatureSite:
         """Add the site of the signatures that differ from one in lengths alone."""
@@ -341,7 +343,7 @@ class SignatureTable:
             member,
             number=len(self.sites),
             kinds=kinds,
-            signature=self._operation(family, inputs, outputs, f"{stem} of any length"),
+            signature=self._add_operation(family, inputs, outputs, f"{stem} of any length"),
             examined=member.examined._replace(way=family.recipe.name),  # type: ignore[union-attr]
             family=family,
         )
@@ -441,7 +443,7 @@ class NumberArguments:
         self._dtypes: dict[tuple[object, ...], torch.dtype] = {}
 
     def vary(self, key: tuple[object, ...]) -> bool:
-        """Return whether the numbers in the key of a call are data, as they have varied before."""
+        """Note the numbers in the key of a call; return whether they now vary, and so are data."""
         target = key[0]
         if not isinstance(target, nn.Module) and target not in NUMERIC:
             return False
@@ -449,15 +451,17 @@ class NumberArguments:
         dtypes = {self._samples[token].dtype for token in key if type(token) is int}
         if not dtypes.isdisjoint((torch.float16, torch.bfloat16)):
             return False
-        if key[1:] and isinstance(key[-2], str):
-            return False  # by name
+        is_last_named = len(key) > 1 and isinstance(key[-2], str)
+        if is_last_named:  # a function may take a number by name, and no tensor
+            return False
         numbers = tuple(token for token in key if _is_number(token))
         if not numbers:
             return False
+
         key_without_numbers = tuple(token[0] if _is_number(token) else token for token in key)
-        met = self._met[key_without_numbers]
-        met.add(numbers)
-        return len(met) > MOST_NUMBERS
+        numbers_met = self._met[key_without_numbers]
+        numbers_met.add(numbers)
+        return len(numbers_met) > MOST_NUMBERS
 
     def dtype_of(self, cls: type[float], kinds: Sequence[int]) -> torch.dtype:
         """Return the dtype of a tensor that takes the place of a number beside values."""

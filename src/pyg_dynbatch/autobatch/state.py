@@ -112,15 +112,17 @@ class WatchedModule:
 
     def take(self) -> None:
         """Take the module as it is."""
-        own = vars(self.module)
         self._facts = self._facts_now()
-        held = [own[name] for name in _HELD]
-        hooks = [own[name] for name in HOOKS]
         self._counted = [tensor for _, tensor in _counted(self.module)]
         self._versions = [tensor._version for tensor in self._counted]
+
+        # C compares the items of dictionaries, the sizes of containers, and types of tensors.
+        own = vars(self.module)
+        dictionaries = (own, *(own[name] for name in _HELD))
+        hooks = [own[name] for name in HOOKS]
+        containers = (*hooks, *_containers(self.module).values())
         parameters = tuple(tensor for tensor in self._counted if isinstance(tensor, nn.Parameter))
-        sized = (*hooks, *_containers(self.module).values())
-        self.snapshot.take((own, *held), sized, parameters)
+        self.snapshot.take(dictionaries, containers, parameters)
 
     def is_same(self) -> bool:
         """Return whether nothing of the module has been replaced, or changed in place."""
@@ -137,16 +139,16 @@ class WatchedModule:
         return changed(f"{self.path}.{self._changed()[0]}", where)
 
     def _facts_now(self) -> dict[str, Any]:
-        """Return what the module holds, by name, and of what can change in place how it is.
+        """Return what the module holds now.
 
-        The latter is called ``"weight itself"`` beside ``"weight"``.
+        ``"weight"`` is which tensor it holds, ``"weight itself"`` what can change of it in place.
         """
         own = vars(self.module)
         facts = {name: value for name, value in own.items() if name not in _INTERNAL}
-        for held in _HELD:
-            facts.update(own[held])
-        facts["hooks"] = tuple(len(own[name]) for name in HOOKS)
+        for dictionary in _HELD:
+            facts.update(own[dictionary])
 
+        facts["hooks"] = tuple(len(own[name]) for name in HOOKS)
         for name, container in _containers(self.module).items():
             facts[f"{name} itself"] = len(container)
         tensors = {**own["_parameters"], **own["_buffers"]}
