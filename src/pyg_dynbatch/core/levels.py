@@ -409,7 +409,7 @@ def _checked_fields(structure: _Structure) -> tuple[list[int], ...]:
     source, target = checked_edges(edge_index, nodes, "schedule_structure")
     edges = source.size
     if child_slot is not None:
-        slot = _checked("child_slot", child_slot, edges, "edge")
+        slot = _array_of_field("child_slot", child_slot, edges, "edge")
     else:
         # Before the edges are reversed: a slot is a child's position among its siblings.
         slot = np.arange(edges) if arity is None else numbers_among_equals(target, nodes)
@@ -419,7 +419,7 @@ def _checked_fields(structure: _Structure) -> tuple[list[int], ...]:
     level = checked_depth(source, target, nodes)
     reads_input = np.ones(nodes, dtype=bool)
     if has_input is not None:
-        reads_input = _checked("has_input", has_input, nodes, "node", torch.bool)
+        reads_input = _array_of_field("has_input", has_input, nodes, "node", torch.bool)
     if arity is not None:
         _check_slots(source, target, slot, arity)
 
@@ -505,19 +505,22 @@ def _is_plain(
     return plain and values.dtype == dtype and values.shape == shape
 
 
-def _checked(
+def _array_of_field(
     name: str, values: Tensor, length: int, per: str, dtype: torch.dtype = torch.int64
 ) -> np.ndarray:
-    """Check dtype and length of a field, and that integers are not negative."""
+    """Return a field; raise an error if its dtype or length differs, or an integer is negative."""
     array = array_of(values)
-    is_negative = values.dtype == torch.int64 and array.min(initial=0) < 0
-    if is_negative or values.dtype != dtype or array.shape != (length,):
-        problem = f"schedule_structure: {name} has an invalid shape, dtype or value"
-        kind = str(dtype).removeprefix("torch.")
-        expected = f"{kind} tensor [{length}], one number >= 0 per {per}"
-        got = describe_value(values) + (f", smallest {array.min()}" if is_negative else "")
-        raise mismatch(ValueError, problem, expected, got)
-    return array
+    has_negative = values.dtype == torch.int64 and array.min(initial=0) < 0
+    if values.dtype == dtype and array.shape == (length,) and not has_negative:
+        return array
+
+    problem = f"schedule_structure: {name} has an invalid shape, dtype or value"
+    dtype_name = str(dtype).removeprefix("torch.")
+    expected = f"{dtype_name} tensor [{length}], one number >= 0 per {per}"
+    got = describe_value(values)
+    if has_negative:
+        got += f", smallest {array.min()}"
+    raise mismatch(ValueError, problem, expected, got)
 
 
 def derive_levels(

@@ -56,22 +56,25 @@ def schedule_recordings(recordings: Sequence[Recording], policy: Policy = "depth
     joined = join(recordings)
     sites = joined.sites
     constants = joined.constants
-    inputs = joined.first_input[-1]
-    rows = np.array(constants.counts, dtype=np.int64) + inputs
-    check_size("rows", int(rows.max(initial=0)) + joined.code.size)
+    num_inputs = joined.first_input[-1]  # of each row type
+    num_rows = np.array(constants.counts, dtype=np.int64) + num_inputs
+    check_size("rows", int(num_rows.max(initial=0)) + joined.code.size)
 
     values = Values(joined.code.size)
     records = Records(sites, joined.code, joined.begins, values)
-    calls, merged = merge(records, constants, joined.outputs.values)
+    calls, num_merged = merge(records, constants, joined.outputs.values)
+
     # A fused step must still write what outputs read.
     kept = np.zeros(joined.code.size, dtype=np.uint8)
     kept[values.value[joined.outputs.values]] = 1
     calls = fuse(calls, kept)
-    steps, rows_read = place(calls, policy, rows)
-    index, outputs = _place_outputs(joined, values, rows_read)
 
-    # `place` has added the rows of results.
-    columns = zip(sites.row_types, constants.counts, inputs.tolist(), rows.tolist(), strict=True)
+    # This adds the rows of results to `num_rows`.
+    steps, rows_read = place(calls, policy, num_rows)
+    index, outputs = _place_outputs(joined, values, rows_read)
+    columns = zip(
+        sites.row_types, constants.counts, num_inputs.tolist(), num_rows.tolist(), strict=True
+    )
     return Steps(
         signatures=sites.signatures,
         buffers=tuple(BufferSpec(*column) for column in columns),
@@ -80,7 +83,7 @@ def schedule_recordings(recordings: Sequence[Recording], policy: Policy = "depth
         constants=tuple(constants.rows),
         outputs=outputs,
         num_examples=len(recordings),
-        merged_calls=merged,
+        merged_calls=num_merged,
         fused=calls.programs,
     )
 
@@ -203,13 +206,18 @@ def merge(
 
 
 def choose(calls: Calls, needed: Integers, kept: np.ndarray, *, joins: bool) -> np.ndarray:
-    """Choose the calls that values depend on; return which wait.
+    """Choose the calls that some values depend on; return which calls are left to wait.
 
-    If ``joins``, others that can run are chosen as well if their sites are called. Values that
-    calls which wait read are marked in ``kept``.
+    Args:
+        calls: Merged calls.
+        needed: These values.
+        kept: Which values are read later; what waiting calls read is marked here.
+        joins: Whether to choose also other calls that can run now, if a chosen one is of the same
+            site.
     """
     sites, code, _, values = calls.records
     waits = np.empty(calls.num_calls, dtype=np.uint8)
+    # An equal value may stand for each.
     numbers = values.value[np.array(needed, dtype=np.int64)]
     scheduler().choose(
         sites=sites, code=code, calls=calls.num_calls, num_sites=len(sites), begin=calls.member,

@@ -220,12 +220,16 @@ class Steps(MovablePlan):
         """Compare contents: the same steps, the same row numbers, the same constants."""
         if not isinstance(other, Steps):
             return NotImplemented
-        plain = attrgetter("signatures", "buffers", "steps", "fused", "outputs", "num_examples")
-        mine, theirs = ([None if c is None else len(c) for c in s.constants] for s in (self, other))
-        same = plain(self) == plain(other) and mine == theirs
-        return same and all(map(torch.equal, self._tensors(), other._tensors()))
+        fields = attrgetter("signatures", "buffers", "steps", "fused", "outputs", "num_examples")
+        if fields(self) != fields(other) or self._num_parts() != other._num_parts():
+            return False
+        return all(map(torch.equal, self._tensors(), other._tensors()))
 
     __hash__ = None  # type: ignore[assignment]
+
+    def _num_parts(self) -> list[int | None]:
+        """Return how many tensors hold the constants of each buffer."""
+        return [None if parts is None else len(parts) for parts in self.constants]
 
     def __repr__(self) -> str:
         rows = sum(step.size * len(self.program_of(step).calls) for step in self.steps)
