@@ -222,19 +222,20 @@ class _Reference(Block):
         return target
 
     def _emit(self, code: Code, value: Expression) -> Expression:
+        """Write a call of the declared block, or the lookup of what it has returned before."""
         target = self._resolved()
         if not self._of.memoize:
             return code.call(target, value)
 
-        # Maps the identity of an object to its result; to False while that is being evaluated.
+        # Maps the identity of an object to its result and itself; to False while that is evaluated.
         memo = code.model.unique(("memo", id(self._of)), code.model.dictionary)
         result = code.new(self._known("output"))
         entry = code.fresh(expression=f"{memo}.get(id({value}))")
         with code.inside(f"if {entry} is None:"):
             code.line(f"{memo}[id({value})] = False")
-            called = code.call(target, value)
+            result_of_call = packed(code.call(target, value))
             # The object is kept, so that no other object gets its identity.
-            code.line(f"{entry} = {memo}[id({value})] = ({packed(called)}, {value})")
+            code.line(f"{entry} = {memo}[id({value})] = ({result_of_call}, {value})")
         with code.inside(f"elif {entry} is False:"):
             code.line(f"{code.model.name_of(_fail_in_cycle)}({value})")
         code.assign(result, f"{entry}[0]")
@@ -335,13 +336,14 @@ class OneOf(Block):
             self._fail("a key occurs twice", "different keys", repeated, kind=ValueError)
 
     def _infer(self) -> None:
+        """Give the key the input of the block, and all cases that input or what it is made into."""
         self._key.set_output_type(PyObjectType())
         if self._pre is None:
             share(self, "input", [self._key, *self.cases])
         else:
             share(self, "input", [self._key, self._pre])
             for case in self.cases:
-                if case.input_type != VoidType():
+                if case.input_type != VoidType():  # which reads nothing
                     equate((case, "input"), (self._pre, "output"))
         share(self, "output", self.cases)
 
