@@ -195,21 +195,25 @@ def smiles_of_block(block: str) -> str:
 
 
 def _from_block(block: str) -> Mol:
+    """Read a mol block; raise an error that says what is wrong with it, and where."""
     if block.lstrip().startswith("$RXN"):
         raise MoleculeError("a reaction, not a molecule")
     try:
         with rdkit_module("rdBase").BlockLogs():
             mol = chem().MolFromMolBlock(block, removeHs=False)
-            raw = chem().MolFromMolBlock(block, False, False) if mol is None else None
+            unchecked = None
+            if mol is None:
+                unchecked = chem().MolFromMolBlock(block, sanitize=False, removeHs=False)
     except RuntimeError as error:
         raise MoleculeError(f"the mol block is not well-formed: {_last_line(error)}") from error
-    if mol is not None:
-        if "ENDPTS" in block:
-            _refuse_bonds_to_several(mol, None)
-        return _without_annotations(mol, None)
-    if raw is not None:
-        raise _rejected(raw, None)
-    raise MoleculeError("the mol block is not well-formed")
+
+    if unchecked is not None:
+        raise _rejected(unchecked, None)
+    if mol is None:
+        raise MoleculeError("the mol block is not well-formed")
+    if "ENDPTS" in block:
+        _refuse_bonds_to_several(mol, None)
+    return _without_annotations(mol, None)
 
 
 def molecule_of(molecule: object) -> Mol:

@@ -173,32 +173,34 @@ class MoleculeDataset(ColumnsDataset):
 
     def _columns(self, molecules: Sequence[MoleculeArrays]) -> Columns:
         """Join the arrays of molecules."""
-        atoms = np.array([len(each.x) for each in molecules], dtype=np.int64)
-        segments_of_atoms = Segments(atoms)
-        segments_of_pairs = Segments(atoms * (atoms + 1) // 2)
-        once = Segments(np.ones_like(atoms))
+        num_atoms = np.array([len(each.x) for each in molecules], dtype=np.int64)
+        num_pairs = num_atoms * (num_atoms + 1) // 2
+        segments_of_atoms = Segments(num_atoms)
+        segments_of_pairs = Segments(num_pairs)
+        one_per_molecule = Segments(np.ones_like(num_atoms))
 
+        # Something empty gives the width and dtype if there is no molecule.
         width = len(self.featurizer.atom_names)
-        rows = [np.empty((0, width), np.float32), *(each.x for each in molecules)]
-        codes = [np.empty(0, np.uint8), *(each.pair_code for each in molecules)]
+        atom_rows = [np.empty((0, width), np.float32), *(each.x for each in molecules)]
+        pair_codes = [np.empty(0, np.uint8), *(each.pair_code for each in molecules)]
         fields: dict[str, Any] = {
-            "x": torch.from_numpy(np.concatenate(rows)),
-            "pair_code": torch.from_numpy(np.concatenate(codes)),
+            "x": torch.from_numpy(np.concatenate(atom_rows)),
+            "pair_code": torch.from_numpy(np.concatenate(pair_codes)),
             "smiles": [each.smiles or "" for each in molecules],
             "row": torch.tensor([each.row or 0 for each in molecules], dtype=torch.long),
         }
         segments = {
             "x": segments_of_atoms,
             "pair_code": segments_of_pairs,
-            "smiles": once,
-            "row": once,
+            "smiles": one_per_molecule,
+            "row": one_per_molecule,
         }
 
         if self.featurizer.descriptor_names:
             descriptors = np.array([each.descriptor for each in molecules], dtype=np.float32)
             shape = (len(molecules), len(self.featurizer.descriptor_names))
             fields["descriptor"] = torch.from_numpy(descriptors.reshape(shape))
-            segments["descriptor"] = once
+            segments["descriptor"] = one_per_molecule
 
         if self.target_names:
             targets = np.array([each.y for each in molecules], dtype=np.float64)
@@ -209,7 +211,7 @@ class MoleculeDataset(ColumnsDataset):
                 owner = type(self).__name__
                 check_labels(owner, targets, num_classes, smiles, self.target_names)
             fields["y"] = torch.from_numpy(targets)
-            segments["y"] = once
+            segments["y"] = one_per_molecule
         return Columns(MoleculeData, segments_of_atoms, fields, segments, numbers=("row",))
 
     def _joined(self, parts: Sequence[Columns]) -> Columns:

@@ -61,6 +61,7 @@ class TableOptions:
         """Return the number in a cell, None if it is none within float32."""
         text = text.replace("\N{MINUS SIGN}", "-")
         if self.decimal != ".":
+            # Points are no decimals then: as underscores, they are refused below.
             text = text.replace(".", "_").replace(self.decimal, ".")
         if "_" in text:  # Python would accept 1_000
             return None
