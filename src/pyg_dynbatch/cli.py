@@ -187,13 +187,14 @@ def _options_of(class_path: str) -> str:
 
 
 def _allowed_classes(message: str) -> str:
-    """Return the classes that the option of a message accepts."""
+    """Return the classes that an option accepts, which the message of an error names as a key."""
     from pyg_dynbatch.lightning import DataModule
     from pyg_dynbatch.model import Model
 
-    if 'key "task' in message:
+    if 'key "task' in message:  # also that of an option of it, such as task.optimizer
         return "a class by its path, such as torch.optim.Adam"
-    base: type = DataModule if 'key "data"' in message else Model
+    is_of_data = 'key "data"' in message
+    base: type = DataModule if is_of_data else Model
     return ", ".join(_subclass_names(base))
 
 

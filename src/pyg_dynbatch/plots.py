@@ -239,16 +239,21 @@ def draw_tree_legend(figure: "Figure", num_classes: int) -> None:
     from matplotlib.lines import Line2D
 
     colours = _class_colours(num_classes)
-    classes = np.unique(np.linspace(0, num_classes - 1, min(num_classes, 10)).round().astype(int))
-    # Face, edge and edge width of each mark.
-    marks: dict[str, Any] = {f"class {i}": (colours[i], _LINE, 0.5) for i in classes}
-    marks["correct"] = ("white", _GOLD, 3.0)
-    marks["wrong: ring of the true class"] = (colours[0], colours[-1], 3.0)
-    marks["no label: no ring"] = (colours[0], _LINE, 0.5)
-    shown: dict[str, Any] = {"linestyle": "", "marker": "o", "markersize": 9}
-    handles = [
-        Line2D([], [], label=label, mfc=face, mec=edge, mew=width, **shown)
-        for label, (face, edge, width) in marks.items()
+    # At most ten classes are shown.
+    spaced = np.linspace(0, num_classes - 1, min(num_classes, 10))
+    shown_classes = np.unique(spaced.round().astype(int))
+
+    def mark(label: str, face: Any, edge: Any, edge_width: float = 0.5) -> Line2D:
+        return Line2D(
+            [], [], label=label, linestyle="", marker="o", markersize=9,
+            mfc=face, mec=edge, mew=edge_width,
+        )  # fmt: skip
+
+    handles = [mark(f"class {number}", colours[number], _LINE) for number in shown_classes]
+    handles += [
+        mark("correct", "white", _GOLD, 3.0),
+        mark("wrong: ring of the true class", colours[0], colours[-1], 3.0),
+        mark("no label: no ring", colours[0], _LINE),
     ]
     columns = min(len(handles), 8)
     figure.legend(handles=handles, loc="outside lower center", ncols=columns, **_LEGEND)

@@ -172,11 +172,15 @@ def assert_cell_agrees(
     row = TensorType((cell.in_channels,), tag="input")
     state = cell.state_type
     children = [Ragged(state)] if cell.arity is None else [state] * cell.arity
+
+    # An engine for recordings. It has the cell of the layer, so that both compute gradients of the
+    # same parameters.
     operations = Operations()
-    # The cell of the layer, so that both compute gradients of the same parameters.
     node = operations.add(layer.cell, [row, *children], [state], name="node", random=True)
     engine = Engine(operations).double()
     recordings = [recording_of_structure(node, structure) for structure in structures]
+
+    # Levels for the layer; they are as large as the steps of the engine.
     batch = Batch.from_data_list([_with_defaults(structure) for structure in structures])
     levels = schedule_structure(
         batch.edge_index,
@@ -190,9 +194,10 @@ def assert_cell_agrees(
     _assert_agree("step sizes", sizes, 0.0)
 
     def in_layer(rows: Inputs) -> dict[str, Any]:
-        parts = layer(rows["input"], schedule=levels, return_state=True)
-        return {"node": parts if len(parts) > 1 else parts[0]}
+        states = layer(rows["input"], schedule=levels, return_state=True)
+        return {"node": states if len(states) > 1 else states[0]}
 
+    # Both on the same rows, and node by node as well.
     generator = torch.Generator().manual_seed(0)
     shape = (batch.num_nodes, cell.in_channels)
     inputs = {"input": torch.randn(shape, dtype=torch.float64, generator=generator)}

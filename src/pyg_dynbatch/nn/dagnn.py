@@ -214,16 +214,19 @@ class DAGNN(nn.Module):
             has_input: Which nodes read their row of ``x``, bool or integers 0 and 1, by default
                 all; with a schedule, only compared with those it was made from.
         """
-        rows: list[Tensor] = []
-        schedules = schedule, schedule_down
-        for layers, of_caller in zip(cast(Any, self.layers), schedules, strict=False):
+        rows_of_layers: list[Tensor] = []
+        layers_of_directions = cast(Any, self.layers)  # one or two lists
+        given_schedules = (schedule, schedule_down)
+        for layers, given in zip(layers_of_directions, given_schedules, strict=False):
             first = layers[0]
             reads = Reads("DAGNN", first.cell, self.in_channels, None, first.direction)
-            levels = find_schedule(reads, x, GraphFields(edge_index, None, has_input), of_caller)
-            rows.append(rows_or_zeros("DAGNN", levels, x))
+            fields = GraphFields(edge_index, None, has_input)
+            levels = find_schedule(reads, x, fields, given)
+            rows_of_layers.append(rows_or_zeros("DAGNN", levels, x))
+
             if levels.num_inputs != levels.num_nodes:
                 # All nodes read the rows of the layer before.
                 levels = find_schedule(reads, x, GraphFields(edge_index))
             for layer in layers:
-                rows.append(layer(rows[-1], schedule=levels))
-        return torch.cat(rows, 1)
+                rows_of_layers.append(layer(rows_of_layers[-1], schedule=levels))
+        return torch.cat(rows_of_layers, 1)
