@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.func import functional_call
 
 from pyg_dynbatch.core.levels import Levels, schedule_structure
-from pyg_dynbatch.core.native import loaded_extension
+from pyg_dynbatch.core.native import NATIVE_SWITCH, loaded_extension
 from pyg_dynbatch.core.products import MAKES, Products, use_products
 from pyg_dynbatch.kernels import native
 from pyg_dynbatch.kernels.native import NativeGates, NativeKernel
@@ -140,6 +140,24 @@ def test_every_variant(variant: str) -> None:
         loaded_extension().use_variant(best)
     with pytest.raises(ValueError, match="'none' is none of the variants"):
         loaded_extension().use_variant("none")
+
+
+EXTREMES = (0.0, 80.0, 90.0, 104.0, 1e30, 3e38, float("inf"), float("nan"))
+
+
+@pytest.mark.parametrize("number", [*EXTREMES, *(-number for number in EXTREMES)])
+def test_extreme_numbers(number: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gates that saturate are 0 and 1, as in torch: a gradient may multiply them with 1e38."""
+    for layer in layers(2, (2,)):
+        schedule = combs(1, layer)
+        inputs = torch.randn(schedule.num_nodes, 3)
+        inputs[2] = number
+        by_c = everything(layer, schedule, inputs)
+        monkeypatch.setenv(NATIVE_SWITCH, "0")
+        by_torch = everything(layer, schedule, inputs)
+        monkeypatch.delenv(NATIVE_SWITCH)
+        for got, expected in zip(by_c, by_torch, strict=True):
+            torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4, equal_nan=True)
 
 
 @pytest.mark.usefixtures("threads")

@@ -195,7 +195,7 @@ class Baseline:
     @property
     def is_current(self) -> bool:
         """Whether the model is still as it was."""
-        return self._snapshot.same() and not self._changed_container()
+        return not self.changed()
 
     def changed(self) -> str:
         """Name something that has changed; empty if nothing has."""

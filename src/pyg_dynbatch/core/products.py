@@ -108,8 +108,8 @@ def chosen_products() -> Products:
 def use_products(products: Products) -> Iterator[None]:
     """Compute as asked, on any processor and in the whole process, until the block is left.
 
-    Two makes compute the same results up to rounding. Ask for ``Products()``, which is plain torch,
-    to leave rounding to torch alone.
+    Two makes compute the same results up to rounding. Ask for ``Products()`` to leave all products
+    to torch.
 
     Example:
         >>> with use_products(Products(packed=True)):

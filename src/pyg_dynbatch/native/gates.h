@@ -47,9 +47,11 @@ INLINE float exponential(float x)
     return p * power + power;
 }
 
+/* 0 where it would be subnormal: `exponential` has no larger results. */
 INLINE float logistic(float x)
 {
-    return 1.0f / (1.0f + exponential(-x));
+    const float y = 1.0f / (1.0f + exponential(-x));
+    return x < -87.0f ? 0.0f : y;
 }
 
 /* (e^2x - 1) / (e^2x + 1); near 0 no digits are lost, as there 2^n is 1. It is 1 beyond 10. */
