@@ -3,7 +3,7 @@
 - :class:`NativeGates`: torch computes the products of each block of nodes, in single precision or
   bfloat16, and C its gates.
 - :class:`NativeKernel`: C runs a whole schedule in one call each way, in single precision, with
-  products of its own. This is for small ones, of which :func:`runs_at_once` decides.
+  products of its own. :func:`runs_at_once` decides by the make of the processor and the sizes.
 
 Arguments of C have the names of the structs in ``native/tree_lstm.h``. C is given addresses: a
 tensor must stay alive while a struct with its address is in use.
